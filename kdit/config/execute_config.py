@@ -1,0 +1,65 @@
+"""ExecuteConfig: how a loaded model computes. Fixed for the life of a Pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from kdit.config.cache_config import CacheConfig
+from kdit.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16")
+Modulation = Literal["table", "inline"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizeConfig:
+    """Quantised attention: None, "auto" (by capability) or "default" (the library's own choice)."""
+
+    sage_attn_type: Literal["auto", "default"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sage_attn_type not in (None, "auto", "default"):
+            raise ConfigError(f'sage_attn_type must be None, "auto" or "default", got {self.sage_attn_type!r}')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FuseKernelConfig:
+    """Fused kernels, each compared against the plain path."""
+
+    fuse_apply_rotary_emb: bool = False
+    fuse_silu_linear_chunk: bool = False
+    fuse_layer_norm_mul_add: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecuteConfig:
+    """How a pipeline computes.
+
+    ``modulation``: "table" computes the modulation vectors of all steps before the loop, "inline"
+    computes them at each step (less memory between the steps, more work in them).
+    ``batch_invariant``: rows go through the matrix products one by one, so that a result is
+    bit-equal whatever it is batched with.
+    """
+
+    dtype: str = "float32"
+    component_dtypes: Mapping[str, str] = field(default_factory=dict)  # checkpoint sub-folder -> dtype
+    device: str | None = None  # None: cuda if there is one, else cpu
+    modulation: Modulation = "table"
+    batch_invariant: bool = False
+    compile: bool = False
+    attention: Literal["sdpa"] = "sdpa"
+    quant_config: QuantizeConfig = QuantizeConfig()
+    fuse_kernel_config: FuseKernelConfig = FuseKernelConfig()
+    offload: bool = False
+    cache_config: tuple[CacheConfig, ...] | None = None  # default of ``generate(cache_config=...)``
+
+    def __post_init__(self) -> None:
+        for where, name in (("dtype", self.dtype), *self.component_dtypes.items()):
+            if name not in DTYPES:
+                raise ConfigError(f"ExecuteConfig {where}: dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+        if self.modulation not in get_args(Modulation):
+            raise ConfigError(f'ExecuteConfig.modulation must be "table" or "inline", got {self.modulation!r}')
+        if self.attention != "sdpa":
+            raise ConfigError(f'ExecuteConfig.attention must be "sdpa", got {self.attention!r}')

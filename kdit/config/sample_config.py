@@ -1,0 +1,35 @@
+"""SampleConfig: how the denoising loop samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from kdit.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig:
+    """Settings of the sampler. None means "not given": the model's own default applies."""
+
+    steps: int | None = None
+    guidance_scale: float | None = None  # embedded guidance of distilled models
+    cfg_scale: float | None = None  # classifier-free guidance; 1 or less: one forward per step
+    cfg_scale_2: float | None = None  # classifier-free guidance of a second expert
+    max_sequence_length: int | None = None  # text tokens, padding included
+    on_long_prompt: Literal["cut", "reject"] = "cut"  # what happens to a prompt that an encoder cannot take whole
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "max_sequence_length"):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ConfigError(f"SampleConfig.{name} must be a whole number of at least 1, got {count!r}")
+        for name in ("guidance_scale", "cfg_scale", "cfg_scale_2"):
+            scale = getattr(self, name)
+            if scale is not None and (
+                isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale < 0
+            ):
+                raise ConfigError(f"SampleConfig.{name} must be a finite number of at least 0, got {scale!r}")
+        if self.on_long_prompt not in ("cut", "reject"):
+            raise ConfigError(f'SampleConfig.on_long_prompt must be "cut" or "reject", got {self.on_long_prompt!r}')

@@ -1,0 +1,161 @@
+"""Checkpoint: a model folder in the diffusers layout. Pipeline and the command line open it; no model is built here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files as package_files
+from pathlib import Path
+
+from kdit.errors import CheckpointError, CheckpointMissingError
+from kdit.keys import FAMILIES, PipelineKey
+from kdit.models.checkpoint_info import CheckpointInfo, read_info
+from kdit.models.weight_hash import weight_hash
+from kdit.models.weights.component_folder import ComponentFolder, ComponentKind, raise_first
+from kdit.models.weights.json_file import read_json
+from kdit.models.weights.weight_files import samples
+
+BUILT_IN = "mini"
+INDEX_FILE, MODULAR_INDEX_FILE = "model_index.json", "modular_model_index.json"
+_SINGLE_FILE_SUFFIXES = (".safetensors", ".gguf", ".sft", ".ckpt", ".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened folder: its index, its components, its own defaults."""
+
+    path: Path
+    index: dict[str, object]  # model_index.json
+    components: dict[str, ComponentFolder]  # those that are not null
+    info: CheckpointInfo
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Open a folder, or the built-in model by its name. Reads the index and kdit.json only; see ``check``.
+
+        Raises CheckpointMissingError for what is not there, CheckpointError for what cannot be used.
+        """
+        folder = resolve_model_path(path)
+        index = read_index(folder)
+        return cls(folder, index, read_components(folder, index), read_info(folder))
+
+    @property
+    def pipeline_class(self) -> str:
+        """The diffusers pipeline that the folder was saved from."""
+        return str(self.index["_class_name"])
+
+    def pipeline_key(self) -> PipelineKey:
+        """kdit's pipeline for this folder; raises CheckpointError listing the known ones."""
+        known = _known_pipelines()
+        if self.pipeline_class not in known:
+            raise CheckpointError(
+                f"{self.path / INDEX_FILE}: _class_name is {self.pipeline_class!r};"
+                f" kdit has pipelines for {', '.join(known)}"
+            )
+        return known[self.pipeline_class]
+
+    def component(self, name: str) -> ComponentFolder:
+        """A component by its name in model_index.json."""
+        if name not in self.components:
+            held = ", ".join(self.components) or "none"
+            raise CheckpointMissingError(f"{self.path / INDEX_FILE} has no component {name!r}; it lists {held}")
+        return self.components[name]
+
+    def scheduler_config(self) -> dict[str, object]:
+        """The noise scheduler's settings, ``_class_name`` included."""
+        return dict(self.component("scheduler").config)
+
+    @cached_property
+    def options(self) -> dict[str, bool | int | float | str]:
+        """Scalar entries of model_index.json, such as boundary_ratio."""
+        return {
+            name: value
+            for name, value in self.index.items()
+            if not name.startswith("_") and isinstance(value, bool | int | float | str)
+        }
+
+    def faults(self) -> tuple[CheckpointError, ...]:
+        """Everything that is wrong with any component, found without building one."""
+        return tuple(fault for folder in self.components.values() for fault in folder.scan().faults)
+
+    def check(self) -> None:
+        """Check every file of every component by its size and header; raises the first fault.
+
+        To be called before the first model is built, so that nothing is built from a damaged folder.
+        """
+        raise_first(self.faults())
+
+    def weight_hash(self) -> str:
+        """Fingerprint of the weights of all components; see ``kdit.models.weight_hash``."""
+        return weight_hash(
+            (path.relative_to(self.path).as_posix(), path)
+            for folder in self.components.values()
+            if folder.kind is ComponentKind.MODEL
+            for path in folder.open_weights().files
+        )
+
+    def component_hash(self, name: str) -> str:
+        """Fingerprint of one component's weights; the same wherever the component's folder lies."""
+        return weight_hash((path.name, path) for path in self.component(name).open_weights().files)
+
+
+def resolve_model_path(path: str | Path) -> Path:
+    """The folder of a model: a path as it stands, or the package's data for the string "mini".
+
+    A folder of that name is reached as "./mini". Raises CheckpointError for a file,
+    CheckpointMissingError if there is nothing.
+    """
+    if path == BUILT_IN:
+        folder = Path(str(package_files("kdit"))) / "data" / BUILT_IN
+    else:
+        folder = Path(path).expanduser()
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder} is a file; single-file checkpoints are not supported yet, expected a folder with {INDEX_FILE}"
+        )
+    if not folder.is_dir():
+        hint = "; kdit reads local folders only, download the model first" if _looks_like_hub_id(str(path)) else ""
+        raise CheckpointMissingError(f"there is no model folder {folder}{hint}")
+    return folder
+
+
+def read_index(folder: Path) -> dict[str, object]:
+    """model_index.json of a folder; an error says what the folder holds instead."""
+    path = folder / INDEX_FILE
+    if not path.exists():
+        raise CheckpointMissingError(f"{folder} has no {INDEX_FILE}: {_what_is_there(folder)}")
+    index = read_json(path)
+    if not isinstance(index.get("_class_name"), str):
+        raise CheckpointError(f"{path} has no _class_name, expected the name of a pipeline")
+    return index
+
+
+def read_components(folder: Path, index: dict[str, object]) -> dict[str, ComponentFolder]:
+    """The components that model_index.json lists, without the null ones; their folders need not exist."""
+    found = {}
+    for name, value in index.items():
+        if name.startswith("_") or not isinstance(value, list) or value == [None, None]:
+            continue
+        if len(value) != 2 or not all(isinstance(part, str) for part in value) or Path(name).name != name:
+            raise CheckpointError(f"{folder / INDEX_FILE}: {name!r} is {value!r}, expected [library, class]")
+        found[name] = ComponentFolder(folder / name, library=value[0], class_name=value[1])
+    return found
+
+
+def _known_pipelines() -> dict[str, PipelineKey]:
+    return {name: key for entry in FAMILIES.values() for name, key in entry.pipelines.items()}
+
+
+def _looks_like_hub_id(path: str) -> bool:
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
+def _what_is_there(folder: Path) -> str:
+    present = sorted(path.name for path in folder.iterdir())
+    if MODULAR_INDEX_FILE in present:
+        return f"it is a modular pipeline ({MODULAR_INDEX_FILE}), which is not supported yet"
+    if "config.json" in present:
+        return "it looks like one component of a checkpoint; give the folder above it"
+    if single := [name for name in present if name.endswith(_SINGLE_FILE_SUFFIXES)]:
+        return f"it holds {samples(single)}, but single-file checkpoints are not supported yet"
+    return f"it holds {samples(present) or 'nothing'}; expected a folder that a diffusers pipeline was saved to"

@@ -1,0 +1,307 @@
+"""FLUX.1: a rectified-flow transformer with joint text-image attention (Black Forest Labs 2024)."""
+
+# R rows, Li image tokens, Lt text tokens, L = Lt + Li, D hidden size, H heads, K head dim (D = H K)
+# mod [R, n, D]: n modulation vectors of a block for each row; scales are stored as 1 + scale
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kdit.models.flux.config import FluxParams
+from kdit.models.network import Network
+from kdit.models.rows import Cond, LatentShape, ModTable, Rows, Static, Streams
+from kdit.models.weight_rule import WeightRule, fused, plain
+from kdit.ops.attention import Role, SeqLayout, attention
+from kdit.ops.linear import Linear, linear
+from kdit.ops.opset import OpSet
+from kdit.ops.rope import apply_rope, rope_table
+from kdit.ops.timestep import timestep_embedding
+
+NORM_EPS = 1e-6
+MLP_RATIO = 4
+TIME_CHANNELS = 256
+DOUBLE_MOD, SINGLE_MOD, HEAD_MOD = 12, 3, 2
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """LayerNorm without weights, then x * scale + shift; shift and scale [R, 1, D]."""
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
+
+
+class MLPEmbedder(nn.Module):
+    """Two linear layers around SiLU: for the time, the guidance and the pooled text."""
+
+    def __init__(self, in_dim: int, hidden: int, ops: OpSet) -> None:
+        super().__init__()
+        self.in_layer = Linear(in_dim, hidden, ops=ops)
+        self.out_layer = Linear(hidden, hidden, ops=ops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_dim] -> [..., D]."""
+        return self.out_layer(F.silu(self.in_layer(x)))
+
+
+class QKNorm(nn.Module):
+    """RMS norm of queries and keys over the head dim, each with its own scale."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(head_dim))
+        self.key = nn.Parameter(torch.ones(head_dim))
+
+    def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """qkv [R, L, 3, H, K] -> q, k, v [R, L, H, K]."""
+        q, k, v = qkv.unbind(2)
+        return (
+            F.rms_norm(q, q.shape[-1:], self.query, NORM_EPS),
+            F.rms_norm(k, k.shape[-1:], self.key, NORM_EPS),
+            v,
+        )
+
+
+class StreamLayers(nn.Module):
+    """The layers that one stream (image or text) has for itself in a double block."""
+
+    def __init__(self, params: FluxParams, ops: OpSet) -> None:
+        super().__init__()
+        dim = params.hidden_size
+        self.qkv = Linear(dim, 3 * dim, ops=ops)
+        self.norm = QKNorm(params.attention_head_dim)
+        self.proj = Linear(dim, dim, ops=ops)
+        self.mlp_in = Linear(dim, MLP_RATIO * dim, ops=ops)
+        self.mlp_out = Linear(MLP_RATIO * dim, dim, ops=ops)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """[R, L, D] -> [R, L, D]."""
+        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))
+
+
+class DoubleBlock(nn.Module):
+    """Image and text with their own weights, joined in attention."""
+
+    def __init__(self, params: FluxParams, ops: OpSet) -> None:
+        super().__init__()
+        self.num_heads, self.ops = params.num_attention_heads, ops
+        self.img = StreamLayers(params, ops)
+        self.txt = StreamLayers(params, ops)
+
+    def forward(self, x: Streams, mod: Tensor, rows: Rows) -> Streams:
+        """mod [R, 12, D]: shift, scale, gate of attention, the same of the MLP; image first, then text."""
+        img, txt = x
+        assert txt is not None
+        i_shift, i_scale, i_gate, i_shift2, i_scale2, i_gate2, *text = mod.split(1, dim=1)
+        t_shift, t_scale, t_gate, t_shift2, t_scale2, t_gate2 = text
+
+        img_qkv = self.img.qkv(modulate(img, i_shift, i_scale)).unflatten(-1, (3, self.num_heads, -1))
+        txt_qkv = self.txt.qkv(modulate(txt, t_shift, t_scale)).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = (
+            torch.cat(pair, dim=1) for pair in zip(self.txt.norm(txt_qkv), self.img.norm(img_qkv), strict=True)
+        )
+        attn = rope_attention(q, k, v, rows, self.ops)
+        txt_attn, img_attn = attn.split((txt.shape[1], img.shape[1]), dim=1)
+
+        img = torch.addcmul(img, i_gate, self.img.proj(img_attn))
+        txt = torch.addcmul(txt, t_gate, self.txt.proj(txt_attn))
+        img = torch.addcmul(img, i_gate2, self.img.mlp(modulate(img, i_shift2, i_scale2)))
+        txt = torch.addcmul(txt, t_gate2, self.txt.mlp(modulate(txt, t_shift2, t_scale2)))
+        return Streams(img, txt)
+
+
+class SingleBlock(nn.Module):
+    """Image and text as one sequence; attention and MLP side by side (Dehghani et al. 2023).
+
+    ``last``: nobody reads the text tokens after this block, so of them only keys and values are computed.
+    """
+
+    def __init__(self, params: FluxParams, ops: OpSet, *, last: bool) -> None:
+        super().__init__()
+        dim = params.hidden_size
+        self.dim, self.num_heads, self.last, self.ops = dim, params.num_attention_heads, last, ops
+        self.linear1 = Linear(dim, (3 + MLP_RATIO) * dim, ops=ops)
+        self.linear2 = Linear((1 + MLP_RATIO) * dim, dim, ops=ops)
+        self.norm = QKNorm(params.attention_head_dim)
+
+    def forward(self, x: Streams, mod: Tensor, rows: Rows) -> Streams:
+        """mod [R, 3, D]: shift, scale, gate."""
+        img, txt = x
+        assert txt is not None
+        shift, scale, gate = mod.split(1, dim=1)
+        if self.last:
+            return Streams(self._image_only(img, modulate(txt, shift, scale), modulate(img, shift, scale), gate, rows), None)
+        joint = torch.cat((txt, img), dim=1)
+        qkv, mlp = self.linear1(modulate(joint, shift, scale)).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
+        q, k, v = self.norm(qkv.unflatten(-1, (3, self.num_heads, -1)))
+        joint = torch.addcmul(joint, gate, self._merge(rope_attention(q, k, v, rows, self.ops), mlp))
+        txt, img = joint.split((txt.shape[1], img.shape[1]), dim=1)
+        return Streams(img, txt)
+
+    def _merge(self, attn: Tensor, mlp: Tensor) -> Tensor:
+        return self.linear2(torch.cat((attn, F.gelu(mlp, approximate="tanh")), dim=-1))
+
+    def _image_only(self, img: Tensor, txt_in: Tensor, img_in: Tensor, gate: Tensor, rows: Rows) -> Tensor:
+        qkv, mlp = self.linear1(img_in).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
+        q, k, v = self.norm(qkv.unflatten(-1, (3, self.num_heads, -1)))
+        keys = slice(self.dim, 3 * self.dim)
+        txt_kv = linear(txt_in, self.linear1.weight[keys], self.linear1.bias[keys], ops=self.ops)
+        txt_k, txt_v = txt_kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        txt_k = F.rms_norm(txt_k, txt_k.shape[-1:], self.norm.key, NORM_EPS)
+        attn = rope_attention(q, torch.cat((txt_k, k), dim=1), torch.cat((txt_v, v), dim=1), rows, self.ops)
+        return torch.addcmul(img, gate, self._merge(attn, mlp))
+
+
+def rope_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, ops: OpSet) -> Tensor:
+    """Rotate q and k, attend. q [R, Lq, H, K], k and v [R, L, H, K] -> [R, Lq, D]; q are the last Lq tokens."""
+    table = rows.static.shared["rope"]  # [L, 1, K/2]
+    q, k = apply_rope(q, table[-q.shape[1] :]), apply_rope(k, table)
+    return attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout=rows.layout, role=Role.JOINT, ops=ops
+    )
+
+
+class FluxNetwork(Network):
+    """The transformer. Conditioning: ``txt`` [R, Lt, joint_attention_dim], ``pooled`` [R, pooled_projection_dim]
+    and, if the model is guidance-distilled, ``guidance`` [R].
+    """
+
+    def __init__(self, params: FluxParams, ops: OpSet) -> None:
+        super().__init__()
+        dim = params.hidden_size
+        self.params, self.ops = params, ops
+        self.img_in = Linear(params.in_channels, dim, ops=ops)
+        self.txt_in = Linear(params.joint_attention_dim, dim, ops=ops)
+        self.time_in = MLPEmbedder(TIME_CHANNELS, dim, ops)
+        self.guidance_in = MLPEmbedder(TIME_CHANNELS, dim, ops) if params.guidance_embeds else None
+        self.vector_in = MLPEmbedder(params.pooled_projection_dim, dim, ops)
+        last = params.num_single_layers - 1
+        self.double_blocks = nn.ModuleList(DoubleBlock(params, ops) for _ in range(params.num_layers))
+        self.single_blocks = nn.ModuleList(
+            SingleBlock(params, ops, last=i == last) for i in range(params.num_single_layers)
+        )
+        self.blocks = (*self.double_blocks, *self.single_blocks)
+        self.double_mods = nn.ModuleList(Linear(dim, DOUBLE_MOD * dim, ops=ops) for _ in self.double_blocks)
+        self.single_mods = nn.ModuleList(Linear(dim, SINGLE_MOD * dim, ops=ops) for _ in self.single_blocks)
+        self.head_mod = Linear(dim, HEAD_MOD * dim, ops=ops)
+        self.img_out = Linear(dim, params.out_channels, ops=ops)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], *, ops: OpSet) -> Self:
+        """Build from transformer/config.json."""
+        return cls(FluxParams.from_config(config), ops)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of latents and conditioning."""
+        return self.img_in.weight.dtype
+
+    def prepare_static(self, cond: Cond, shape: LatentShape) -> Static:
+        """Project the text and make the rotary table for latents of ``shape`` (C, H, W), packed 2x2."""
+        txt = self.txt_in(cond["txt"])
+        _, height, width = shape
+        ids = position_ids(txt.shape[1], height // 2, width // 2, txt.device)
+        table = rope_table(ids, self.params.axes_dims_rope)[:, None]
+        num_rows, num_tokens = txt.shape[0], ids.shape[0]
+        layout = SeqLayout((num_tokens - txt.shape[1],) * num_rows, (txt.shape[1],) * num_rows, num_tokens)
+        return Static(layout, {"txt": txt}, {"rope": table})
+
+    def prepare_mod(self, timesteps: Tensor, cond: Cond) -> ModTable:
+        """Modulation vectors of the times ``timesteps`` [steps], 0 to 1, in the latents' dtype."""
+        # The reference scales by 1000 in the latents' dtype, so the rounding is part of the model.
+        vec = self.time_in(timestep_embedding(timesteps * 1000, TIME_CHANNELS).to(self.dtype)[:, None])
+        if self.guidance_in is not None:
+            guidance = timestep_embedding(cond["guidance"].to(self.dtype) * 1000, TIME_CHANNELS).to(self.dtype)
+            vec = vec + self.guidance_in(guidance[:, None]).transpose(0, 1)
+        vec = vec + self.vector_in(cond["pooled"][:, None]).transpose(0, 1)  # [steps, R, D]
+        num_steps, num_rows, dim = vec.shape
+        vec = F.silu(vec).reshape(num_steps * num_rows, 1, dim)
+
+        def vectors(layer: nn.Module, scales: tuple[int, ...]) -> Tensor:
+            table: Tensor = layer(vec).view(num_steps, num_rows, -1, dim)
+            table[:, :, scales] += 1
+            return table
+
+        return ModTable(
+            (
+                *(vectors(layer, (1, 4, 7, 10)) for layer in self.double_mods),
+                *(vectors(layer, (1,)) for layer in self.single_mods),
+                vectors(self.head_mod, (0,)),
+            )
+        )
+
+    def embed(self, rows: Rows) -> Streams:
+        """Packed latents [R, Li, 4C] to hidden image tokens; the text comes projected."""
+        return Streams(self.img_in(rows.latents), rows.static.rows["txt"])
+
+    def head(self, x: Streams, rows: Rows) -> Tensor:
+        """Hidden image tokens to the velocity [R, Li, out_channels]."""
+        scale, shift = rows.mod[-1].split(1, dim=1)
+        return self.img_out(modulate(x.img, shift, scale))
+
+    rules = (
+        *plain("img_in", "x_embedder"),
+        *plain("txt_in", "context_embedder"),
+        *plain("time_in.in_layer", "time_text_embed.timestep_embedder.linear_1"),
+        *plain("time_in.out_layer", "time_text_embed.timestep_embedder.linear_2"),
+        *plain("guidance_in.in_layer", "time_text_embed.guidance_embedder.linear_1"),
+        *plain("guidance_in.out_layer", "time_text_embed.guidance_embedder.linear_2"),
+        *plain("vector_in.in_layer", "time_text_embed.text_embedder.linear_1"),
+        *plain("vector_in.out_layer", "time_text_embed.text_embedder.linear_2"),
+        *fused(
+            "double_mods.{}",
+            ("transformer_blocks.{}.norm1.linear", "transformer_blocks.{}.norm1_context.linear"),
+            parts=(1,) * DOUBLE_MOD,
+            shard=None,
+        ),
+        *fused(
+            "double_blocks.{}.img.qkv",
+            tuple(f"transformer_blocks.{{}}.attn.to_{name}" for name in "qkv"),
+            parts=(1, 1, 1),
+        ),
+        *fused(
+            "double_blocks.{}.txt.qkv",
+            tuple(f"transformer_blocks.{{}}.attn.add_{name}_proj" for name in "qkv"),
+            parts=(1, 1, 1),
+        ),
+        WeightRule("double_blocks.{}.img.norm.query", ("transformer_blocks.{}.attn.norm_q.weight",)),
+        WeightRule("double_blocks.{}.img.norm.key", ("transformer_blocks.{}.attn.norm_k.weight",)),
+        WeightRule("double_blocks.{}.txt.norm.query", ("transformer_blocks.{}.attn.norm_added_q.weight",)),
+        WeightRule("double_blocks.{}.txt.norm.key", ("transformer_blocks.{}.attn.norm_added_k.weight",)),
+        *plain("double_blocks.{}.img.proj", "transformer_blocks.{}.attn.to_out.0", shard="row"),
+        *plain("double_blocks.{}.txt.proj", "transformer_blocks.{}.attn.to_add_out", shard="row"),
+        *plain("double_blocks.{}.img.mlp_in", "transformer_blocks.{}.ff.net.0.proj", shard="col"),
+        *plain("double_blocks.{}.img.mlp_out", "transformer_blocks.{}.ff.net.2", shard="row"),
+        *plain("double_blocks.{}.txt.mlp_in", "transformer_blocks.{}.ff_context.net.0.proj", shard="col"),
+        *plain("double_blocks.{}.txt.mlp_out", "transformer_blocks.{}.ff_context.net.2", shard="row"),
+        *plain("single_mods.{}", "single_transformer_blocks.{}.norm.linear"),
+        *fused(
+            "single_blocks.{}.linear1",
+            (
+                *(f"single_transformer_blocks.{{}}.attn.to_{name}" for name in "qkv"),
+                "single_transformer_blocks.{}.proj_mlp",
+            ),
+            parts=(1, 1, 1, MLP_RATIO),
+        ),
+        WeightRule(
+            "single_blocks.{}.linear2.weight", ("single_transformer_blocks.{}.proj_out.weight",), "row", (1, MLP_RATIO)
+        ),
+        WeightRule("single_blocks.{}.linear2.bias", ("single_transformer_blocks.{}.proj_out.bias",)),
+        WeightRule("single_blocks.{}.norm.query", ("single_transformer_blocks.{}.attn.norm_q.weight",)),
+        WeightRule("single_blocks.{}.norm.key", ("single_transformer_blocks.{}.attn.norm_k.weight",)),
+        *plain("head_mod", "norm_out.linear"),
+        *plain("img_out", "proj_out"),
+    )
+
+
+def position_ids(num_text: int, height: int, width: int, device: torch.device) -> Tensor:
+    """Coordinates (0, row, column) of the joint sequence [L, 3]; text tokens stand at the origin."""
+    ids = torch.zeros(num_text + height * width, 3, device=device)
+    ids[num_text:, 1] = torch.arange(height, device=device).repeat_interleave(width)
+    ids[num_text:, 2] = torch.arange(width, device=device).repeat(height)
+    return ids
+
+
+NETWORK = FluxNetwork

@@ -1,0 +1,163 @@
+"""Finds the safetensors files of one component, sharded or not, and checks all of their headers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from kdit.errors import CheckpointError, CheckpointMissingError
+from kdit.models.weights.header import TensorInfo, read_header
+from kdit.models.weights.json_file import read_json
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The weights of one component as their headers describe them."""
+
+    folder: Path
+    files: tuple[Path, ...] = ()  # those whose header could be read
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(info.num_elements for info in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, headers not counted."""
+        return sum(info.num_bytes for info in self.tensors.values())
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Parameters per dtype of the files."""
+        counts: Counter[str] = Counter()
+        for info in self.tensors.values():
+            counts[info.dtype] += info.num_elements
+        return dict(counts.most_common())
+
+
+class WeightScan(NamedTuple):
+    """What could be read, and everything that is wrong."""
+
+    weights: WeightFiles
+    faults: tuple[CheckpointError, ...]
+
+
+def scan_weights(folder: Path, stem: str) -> WeightScan:
+    """Check ``<stem>.safetensors``, or the shards that ``<stem>.safetensors.index.json`` lists.
+
+    Raises nothing; the faults are in the result.
+    """
+    try:
+        present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        missing = CheckpointMissingError(f"{folder} cannot be read: {error.strerror or error}")
+        return WeightScan(WeightFiles(folder), (missing,))
+    shards = {name for name in present if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+\.safetensors", name)}
+    single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+    if single in present and (index in present or shards):
+        other = index if index in present else sorted(shards)[0]
+        fault = CheckpointError(f"{folder} holds both {single} and {other}; which one counts? Remove the other")
+        return WeightScan(WeightFiles(folder), (fault,))
+    if index in present:
+        return _scan_shards(folder, index, shards)
+    if single in present:
+        return _scan_files(folder, [single])
+    return WeightScan(WeightFiles(folder), (_nothing_found(folder, stem, present, shards),))
+
+
+def samples(names: Iterable[str]) -> str:
+    """The first few names and how many more there are, for messages."""
+    ordered = sorted(names)
+    more = len(ordered) - _SAMPLES
+    return ", ".join(ordered[:_SAMPLES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _scan_files(folder: Path, names: Sequence[str]) -> WeightScan:
+    tensors: dict[str, TensorInfo] = {}
+    files = []
+    faults = []
+    for name in names:
+        try:
+            header = read_header(folder / name)
+        except CheckpointError as fault:
+            faults.append(fault)
+            continue
+        files.append(folder / name)
+        if twice := header.keys() & tensors.keys():
+            faults.append(CheckpointError(f"{folder / name} holds tensors that another shard has: {samples(twice)}"))
+        tensors.update(header)
+    if narrow := [info for info in tensors.values() if info.dtype.startswith(("F8", "F6", "F4"))]:
+        faults.append(
+            CheckpointError(
+                f"{narrow[0].path} holds {len(narrow)} tensors in {narrow[0].dtype}, which is not supported,"
+                f" expected {', '.join(FLOAT_DTYPES)}: {samples(info.name for info in narrow)}"
+            )
+        )
+    return WeightScan(WeightFiles(folder, tuple(files), tensors), tuple(faults))
+
+
+def _scan_shards(folder: Path, index: str, on_disk: set[str]) -> WeightScan:
+    try:
+        weight_map = _read_weight_map(folder / index)
+    except CheckpointError as fault:
+        return WeightScan(WeightFiles(folder), (fault,))
+    listed = set(weight_map.values())
+    absent = sorted(name for name in listed if not (folder / name).is_file())
+    scan = _scan_files(folder, sorted(listed.difference(absent)))
+    faults = list(scan.faults)
+    if absent:
+        faults.insert(
+            0,
+            CheckpointMissingError(
+                f"{folder}: {len(absent)} of {len(listed)} shards in {index} are missing: {', '.join(absent)}"
+                " (incomplete download?)"
+            ),
+        )
+    if unknown := on_disk - listed:
+        faults.append(CheckpointError(f"{folder}: {index} does not list {', '.join(sorted(unknown))} (stale index?)"))
+    read = {path.name for path in scan.weights.files}
+    found = {name: info.path.name for name, info in scan.weights.tensors.items()}
+    promised = {name: shard for name, shard in weight_map.items() if shard in read}
+    if wrong := {name for name in found.keys() | promised.keys() if found.get(name) != promised.get(name)}:
+        faults.append(
+            CheckpointError(
+                f"{folder}: {index} and the shards disagree on {len(wrong)} tensors: {samples(wrong)} (stale index?)"
+            )
+        )
+    return WeightScan(scan.weights, tuple(faults))
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map from tensor names to shards")
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{path}: weight_map names the shard {shard!r}, expected a file of the same folder")
+    return weight_map
+
+
+def _nothing_found(folder: Path, stem: str, present: list[str], shards: set[str]) -> CheckpointError:
+    expected = f"{stem}.safetensors or {stem}.safetensors.index.json"
+    if shards:
+        return CheckpointMissingError(
+            f"{folder} holds {len(shards)} shards but not {stem}.safetensors.index.json (incomplete download?)"
+        )
+    if other := [name for name in present if name.endswith(".safetensors")]:
+        return CheckpointMissingError(f"{folder}: expected {expected}, found {samples(other)}; rename the one to use")
+    if pickles := [name for name in present if name.endswith(PICKLE_SUFFIXES)]:
+        return CheckpointError(
+            f"{folder}: the weights are there only as a pickle ({samples(pickles)}), which can run code when it is"
+            f" loaded; convert them to safetensors, expected {expected}"
+        )
+    return CheckpointMissingError(f"{folder}: no weights, expected {expected}; found {samples(present) or 'nothing'}")

@@ -1,0 +1,1 @@
+"""Tensor operators that networks share: attention, linear layers, norms, rotary tables."""

@@ -1,0 +1,77 @@
+"""Attention masks, rotary tables, linear rows, timestep embedding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kdit.ops.attention import Role, SeqLayout, attention
+from kdit.ops.linear import Linear
+from kdit.ops.opset import OpSet
+from kdit.ops.rope import apply_rope, rope_table
+from kdit.ops.timestep import timestep_embedding
+
+OPS = OpSet()
+
+
+def qkv(length: int, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 2, length, 4, generator=g) for _ in range(3))
+    return q, k, v
+
+
+def test_attention_joins_heads() -> None:
+    q, k, v = qkv(5)
+    out = attention(q, k, v, layout=SeqLayout((3, 3), (2, 2), 5), role=Role.JOINT, ops=OPS)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    assert out.shape == (2, 5, 8)
+    torch.testing.assert_close(out[:, :, 4:], expected[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("role", "valid"), [(Role.JOINT, [0, 1, 3, 4]), (Role.CROSS, [0, 1]), (Role.SELF, [0, 1])]
+)
+def test_padding_keys_are_masked(role: Role, valid: list[int]) -> None:
+    """Row 1 has 2 of 3 text tokens and 2 of 3 image tokens; its padding must not matter."""
+    layout = SeqLayout((3, 2), (3, 2), 6)
+    length = 6 if role is Role.JOINT else 3
+    q, k, v = qkv(length)
+    out = attention(q, k, v, layout=layout, role=role, ops=OPS)
+    cut = F.scaled_dot_product_attention(q[1:], k[1:, :, valid], v[1:, :, valid]).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(out[1:], cut)
+    full = F.scaled_dot_product_attention(q[:1], k[:1], v[:1]).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(out[:1], full)
+
+
+def test_rope_rotates_neighbouring_pairs() -> None:
+    ids = torch.tensor([[0.0, 0.0], [2.0, 3.0]])
+    table = rope_table(ids, (2, 4))
+    assert table.shape == (2, 3)
+    x = torch.tensor([[1.0, 0, 1, 0, 1, 0]]).expand(2, 6)
+    angles = [2.0, 3.0, 3.0 * 10000**-0.5]
+    expected = [f(a) for a in angles for f in (math.cos, math.sin)]
+    got = apply_rope(x, table)
+    torch.testing.assert_close(got[0], x[0])
+    torch.testing.assert_close(got[1], torch.tensor(expected))
+    assert apply_rope(x.bfloat16(), table).dtype == torch.bfloat16
+
+
+def test_rows_one_by_one_do_not_depend_on_their_neighbours() -> None:
+    torch.manual_seed(0)
+    layer = Linear(67, 129, ops=OpSet(batch_invariant=True))
+    x = torch.randn(9, 3, 67)
+    with torch.no_grad():
+        whole = layer(x)
+        assert all(torch.equal(whole[i : i + 1], layer(x[i : i + 1])) for i in range(9))
+        torch.testing.assert_close(whole, F.linear(x, layer.weight, layer.bias))
+
+
+def test_timestep_embedding_has_cosines_first() -> None:
+    out = timestep_embedding(torch.tensor([0.0, 500.0]), 8)
+    assert out[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    expected = [f(500 * 10000 ** (-j / 4)) for f in (math.cos, math.sin) for j in range(4)]
+    torch.testing.assert_close(out[1], torch.tensor(expected), rtol=0, atol=1e-4)
