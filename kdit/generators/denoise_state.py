@@ -1,0 +1,99 @@
+"""DenoiseState: everything that belongs to one request in the loop, and nothing of it anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from kdit.keys import RunId
+from kdit.models.network import Network
+from kdit.models.rows import Cond, ModTable, Static
+
+if TYPE_CHECKING:
+    from kdit.generators.generator_def import GeneratorDef
+
+GuidanceKind = Literal["none", "cfg"]
+
+
+class Scheduler(Protocol):
+    """The part of a diffusers noise scheduler that the loop uses."""
+
+    timesteps: Tensor
+
+    def step(
+        self, model_output: Tensor, timestep: Tensor, sample: Tensor, *, return_dict: bool
+    ) -> tuple[Tensor, ...]:
+        """Advance ``sample`` by one step."""
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How the branches of one request are combined."""
+
+    kind: GuidanceKind
+    scale: float = 1.0
+
+
+@dataclass
+class Branch:
+    """One guidance branch of a request: its rows' conditioning and prepared tensors."""
+
+    name: Literal["positive", "negative"]
+    cond: Cond
+    static: Static
+    mod: ModTable | None  # None: computed at each step
+
+
+@dataclass
+class DenoiseState:
+    """One request between two steps. ``static``, ``mod`` and ``cond`` hold the rows of all branches joined
+    (branch by branch); the branches hold views of them.
+    """
+
+    run: RunId
+    definition: GeneratorDef
+    step_index: int
+    latents: Tensor  # [B, ...] packed
+    scheduler: Scheduler
+    guidance: Guidance
+    branches: tuple[Branch, ...]
+    rng: tuple[torch.Generator, ...]
+    network: Network
+    noise_shape: tuple[int, ...]
+    model_times: Tensor  # [steps], as the network wants them
+    cond: Cond
+    static: Static
+    mod: ModTable | None
+    prediction: Tensor | None = None  # [branches, B, ...] of the last step, before guidance
+
+    @property
+    def num_steps(self) -> int:
+        """Length of the schedule."""
+        return len(self.scheduler.timesteps)
+
+    @property
+    def steps_left(self) -> int:
+        """Steps still to run."""
+        return self.num_steps - self.step_index
+
+    @property
+    def num_rows(self) -> int:
+        """Samples times branches."""
+        return self.latents.shape[0] * len(self.branches)
+
+    def batch_key(self) -> Hashable:
+        """States with equal keys may share a forward."""
+        layout = self.static.layout
+        return (
+            id(self.network),
+            self.noise_shape,
+            tuple(self.latents.shape[1:]),
+            (layout.img[0], layout.txt[0], layout.padded),
+            self.guidance.kind,
+            tuple(self.model_times.shape[1:]),
+            self.mod is None,
+        )

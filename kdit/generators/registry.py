@@ -1,0 +1,36 @@
+"""Registry of GeneratorDefs, filled by importing the module of a key's family when it is first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from kdit.errors import RegistryError
+from kdit.generators.generator_def import GeneratorDef
+from kdit.keys import FAMILIES, ModelKey, family_of_model
+
+_GENERATOR_DEF_REGISTRY: dict[ModelKey, GeneratorDef] = {}
+
+
+def register_generator_def(definition: GeneratorDef) -> GeneratorDef:
+    """Add a definition. Raises RegistryError if its key has one already."""
+    if definition.model_key in _GENERATOR_DEF_REGISTRY:
+        raise RegistryError(f"{definition.model_key} has a GeneratorDef already")
+    _GENERATOR_DEF_REGISTRY[definition.model_key] = definition
+    return definition
+
+
+def generator_def(key: ModelKey) -> GeneratorDef:
+    """The definition for ``key``. Raises RegistryError naming what there is."""
+    if key not in _GENERATOR_DEF_REGISTRY:
+        entry = family_of_model(key)
+        if entry.pipelines:
+            import_module(f"kdit.generators.defs.{entry.name}")
+    if key not in _GENERATOR_DEF_REGISTRY:
+        known = ", ".join(sorted(k.name for k in generator_keys()))
+        raise RegistryError(f"no GeneratorDef for {key.name}; there are: {known}")
+    return _GENERATOR_DEF_REGISTRY[key]
+
+
+def generator_keys() -> tuple[ModelKey, ...]:
+    """Keys of all families that have a generator."""
+    return tuple(key for entry in FAMILIES.values() if entry.pipelines for key in entry.model_keys)

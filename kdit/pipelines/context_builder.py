@@ -1,0 +1,126 @@
+"""ContextBuilder: gives each node of a graph its context. One instance serves one request."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+
+from kdit.config import ExecuteConfig
+from kdit.engine.engine import Engine
+from kdit.errors import InputError
+from kdit.keys import InferNodeType, IONodeType, ModelKey, TensorKey
+from kdit.models.checkpoint import Checkpoint
+from kdit.nodes.core.node_context import NodeContext
+from kdit.nodes.core.node_def import NodeDef
+from kdit.nodes.core.pin_def import PinDef
+from kdit.nodes.infer.text_encode import EncoderCall
+from kdit.pipelines.dag import fed_key
+from kdit.pipelines.extra_inputs import ExtraInputs
+from kdit.pipelines.family_pipeline import FamilyPipeline, PipelineDefaults
+from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.pipeline_def import PipelineDef
+
+
+class ContextBuilder(ABC):
+    """Covers the nodes that all families share; a family adds its encoder calls and its own inputs."""
+
+    def __init__(self, pipeline_def: PipelineDef, checkpoint: Checkpoint) -> None:
+        self.pipeline_def = pipeline_def
+        self.checkpoint = checkpoint
+
+    @abstractmethod
+    def prepare_generate_inputs(
+        self,
+        base_inputs: PipelineGenerateInputs,
+        extra_inputs: ExtraInputs | None,
+        *,
+        default_settings: PipelineDefaults,
+        engine: Engine,
+        vae_model_key: ModelKey | None,
+    ) -> None:
+        """Check the family's own inputs and keep what ``build_context`` needs of them."""
+
+    @abstractmethod
+    def encoder_calls(self, inputs: PipelineGenerateInputs) -> tuple[EncoderCall, ...]:
+        """What the text encoders read, in the order in which the family's TextHandler wants their outputs."""
+
+    def image_paths(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> list[str]:
+        """Files for a READ_IMAGE node; ``_find_downstream_pin`` tells several of them apart."""
+        raise InputError(f"{node_def} reads an image, but this pipeline takes none")
+
+    def check_condition(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> bool:
+        """Whether the node runs in this request."""
+        decoded = inputs.runtime_config.output_type == "decoded"
+        if node_def.node_type is IONodeType.SAVE_IMAGE:
+            return decoded and inputs.runtime_config.save_paths is not None
+        if node_def.node_type is IONodeType.FETCH_TENSOR:
+            return decoded or self._find_upstream_pin(node_def.node_id, TensorKey.IMAGE) is None
+        return True
+
+    def build_context(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> NodeContext:
+        """The context of one node of this request."""
+        return NodeContext(
+            prompt=list(inputs.prompts),
+            negative_prompt=None if inputs.negative_prompts is None else list(inputs.negative_prompts),
+            sample_config=inputs.sample_config,
+            runtime_config=inputs.runtime_config,
+            execute_config=inputs.execute_config,
+            metadata=self._metadata(node_def, inputs),
+        )
+
+    def _metadata(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> dict[str, object]:
+        match node_def.node_type:
+            case InferNodeType.TEXT_ENCODE:
+                return {"calls": self.encoder_calls(inputs)}
+            case InferNodeType.VAE_COMPUTE_SHAPE:
+                return {"num_samples": inputs.num_samples}
+            case InferNodeType.VAE_ENCODE_SPATIAL:
+                return {"seeds": inputs.seeds}
+            case InferNodeType.GENERATE:
+                return {"seeds": inputs.seeds, "scheduler_config": self.checkpoint.scheduler_config()}
+            case IONodeType.READ_IMAGE:
+                return {"img_paths": self.image_paths(node_def, inputs)}
+            case IONodeType.SAVE_IMAGE:
+                paths = inputs.runtime_config.save_paths or ()
+                return {"paths": list(paths), "text": [self._file_text(inputs, i) for i in range(inputs.num_samples)]}
+            case IONodeType.FEED_TENSOR:
+                return {"key": fed_key(node_def, self.pipeline_def.edges)}
+            case _:
+                return {}
+
+    def _file_text(self, inputs: PipelineGenerateInputs, index: int) -> dict[str, str]:
+        """Settings of one sample, as a file carries them."""
+        own = {**inputs.settings, "prompt": inputs.prompts[index], "seed": inputs.seeds[index]}
+        if inputs.negative_prompts is not None:
+            own["negative_prompt"] = inputs.negative_prompts[index]
+        own.pop("seeds", None)
+        return {"kdit": json.dumps(own, ensure_ascii=False), "Software": f"kdit {inputs.settings['kdit_version']}"}
+
+    def _find_downstream_pin(self, node_id: int, pin: PinDef) -> PinDef | None:
+        """The pin that the output ``pin`` of the node is connected to."""
+        for edge in self.pipeline_def.edges:
+            if edge.src.node_id == node_id and edge.src.pin is pin:
+                return edge.dst.pin
+        return None
+
+    def _find_upstream_pin(self, node_id: int, pin: PinDef) -> PinDef | None:
+        """The pin that the input ``pin`` of the node is connected to."""
+        for edge in self.pipeline_def.edges:
+            if edge.dst.node_id == node_id and edge.dst.pin is pin:
+                return edge.src.pin
+        return None
+
+
+def loader_context(
+    node_def: NodeDef, checkpoint: Checkpoint, pipeline: FamilyPipeline, execute_config: ExecuteConfig
+) -> NodeContext:
+    """The context of a LOAD_MODEL node: it needs no request."""
+    assert node_def.model_key is not None
+    component = pipeline.components[node_def.model_key]
+    tokenizer = None if component.tokenizer is None else str(checkpoint.component(component.tokenizer).path)
+    metadata: dict[str, object] = {
+        "path": str(checkpoint.component(component.folder).path),
+        "tokenizer_path": tokenizer,
+        "dtype": execute_config.component_dtypes.get(component.folder, execute_config.dtype),
+    }
+    return NodeContext(execute_config=execute_config, metadata=metadata)

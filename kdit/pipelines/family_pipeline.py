@@ -1,0 +1,65 @@
+"""FamilyPipeline: what a family's file in ``pipelines/defs`` declares about one of its pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from kdit.keys import ModelKey, PipelineKey
+from kdit.models.checkpoint import Checkpoint
+from kdit.models.rows import LatentShape
+from kdit.pipelines.pipeline_def import PipelineDef
+
+if TYPE_CHECKING:
+    from kdit.pipelines.context_builder import ContextBuilder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineDefaults:
+    """What applies where a request says nothing. A checkpoint's kdit.json overrides single fields."""
+
+    size: tuple[int, int]  # (width, height)
+    size_multiple: int
+    steps: int
+    guidance_scale: float | None  # None: the network has no embedded guidance
+    cfg_scale: float
+    max_sequence_length: int
+    max_sequence_limit: int
+
+
+@dataclass(frozen=True)
+class Component:
+    """Where a checkpoint folder keeps a model."""
+
+    folder: str
+    tokenizer: str | None = None
+
+
+class LatentForm(Protocol):
+    """The shape of a family's latents, and their public form: as diffusers hands them out and takes them."""
+
+    def shape(self, checkpoint: Checkpoint, size: tuple[int, int], frame_num: int | None) -> LatentShape:
+        """Shape of one sample's latents on the pins of the graph."""
+
+    def to_public(self, latents: Tensor) -> Tensor:
+        """[B, *shape] -> the public form."""
+
+    def from_public(self, latents: Tensor, shape: LatentShape) -> Tensor:
+        """The public form, or [B, *shape] already -> [B, *shape]. Raises InputError on anything else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyPipeline:
+    """One pipeline: its graph, where its models lie, its defaults."""
+
+    key: PipelineKey
+    network: ModelKey
+    vae: ModelKey
+    components: Mapping[ModelKey, Component]
+    build: Callable[[], PipelineDef]
+    defaults: Callable[[Checkpoint], PipelineDefaults]
+    latents: LatentForm
+    context_builder: type[ContextBuilder]

@@ -1,0 +1,51 @@
+"""Refuses, before any weight is loaded, every option that the chosen family does not declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from kdit.config import CacheConfig, ExecuteConfig, ParallelConfig
+from kdit.errors import UnsupportedOptionError
+from kdit.generators.capabilities import Capabilities
+from kdit.generators.registry import generator_def, generator_keys
+from kdit.keys import ModelKey, family_of_model
+
+
+def check_execute_config(key: ModelKey, config: ExecuteConfig) -> None:
+    """Raises UnsupportedOptionError naming the option, the family and the families that have it."""
+    for name in {config.dtype, *config.component_dtypes.values()}:
+        _require(key, f"dtype {name}", lambda c, name=name: name in c.dtypes)
+    if config.compile:
+        _require(key, "compile", lambda c: c.compile)
+    if config.offload:
+        _require(key, "offload", lambda c: c.offload)
+    if config.quant_config.sage_attn_type is not None:
+        _require(key, "quant_config.sage_attn_type", lambda c: c.quantised_attention)
+    for item in fields(config.fuse_kernel_config):
+        if getattr(config.fuse_kernel_config, item.name):
+            _require(key, f"fuse_kernel_config.{item.name}", lambda c, name=item.name: name in c.fusions)
+    check_cache_config(key, config.cache_config)
+
+
+def check_cache_config(key: ModelKey, caches: Sequence[CacheConfig] | None) -> None:
+    """The same for step caches."""
+    for cache in caches or ():
+        _require(key, f"cache {type(cache).__name__}", lambda c, kind=type(cache): kind in c.caches)
+
+
+def check_parallel_config(key: ModelKey, config: ParallelConfig) -> None:
+    """The same for parallel axes."""
+    for item in fields(config):
+        if getattr(config, item.name) > 1:
+            _require(key, f"parallel axis {item.name}", lambda c, name=item.name: name in c.parallel_axes)
+
+
+def _require(key: ModelKey, option: str, has: Callable[[Capabilities], bool]) -> None:
+    if has(generator_def(key).capabilities):
+        return
+    others = {family_of_model(k).title for k in generator_keys() if has(generator_def(k).capabilities)}
+    raise UnsupportedOptionError(
+        f"{option} is not supported by {family_of_model(key).title}; "
+        f"families that have it: {', '.join(sorted(others)) or 'none yet'}"
+    )

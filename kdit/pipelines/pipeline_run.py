@@ -1,0 +1,163 @@
+"""PipelineRun: one request on its way through the graph. Made by ``Pipeline.start``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from kdit.engine.engine import Engine
+from kdit.errors import InputError
+from kdit.keys import InferNodeType, IONodeType, RunId, TensorKey
+from kdit.nodes.core.node_def import NodeDef
+from kdit.nodes.core.pin_def import OutputPins
+from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.dag import compute_input_pins, count_consumers, prune, topo_sort
+from kdit.pipelines.family_pipeline import LatentForm
+from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.result import GenerateResult
+from kdit.tensor.tensor_pool_key import TensorPoolKey
+from kdit.tensor.tensor_value import TensorData
+
+
+class PipelineRun:
+    """Runs the nodes of one request: up to the denoising loop when made, the loop step by step, the rest in
+    ``finish``. A context manager; ``close`` frees every tensor of the run, however it ended.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        engine: Engine,
+        builder: ContextBuilder,
+        inputs: PipelineGenerateInputs,
+        latent_form: LatentForm,
+        *,
+        feeds: Mapping[TensorKey, TensorData],
+        hold: Collection[TensorKey],
+        notices: tuple[str, ...],
+    ) -> None:
+        self.run_id, self.engine, self.inputs, self.notices = run_id, engine, inputs, notices
+        self._builder, self._latent_form = builder, latent_form
+        self._outputs: dict[int, OutputPins] = {}
+        self._timings: dict[str, float] = {}
+        self._started = time.perf_counter()
+        self._done = 0
+        self._num_steps = 0
+        graph = builder.pipeline_def
+        sources = {edge.src.node_id for edge in graph.edges}
+        sinks = [n for n in graph.nodes if n.node_id not in sources and builder.check_condition(n, inputs)]
+        nodes = topo_sort(prune(graph, sinks))
+        self._nodes = [n for n in nodes if n.node_type is not IONodeType.LOAD_MODEL and builder.check_condition(n, inputs)]
+        loops = [n for n in self._nodes if n.node_type is InferNodeType.GENERATE]
+        self.generate_node: NodeDef | None = loops[0] if loops else None
+        try:
+            for key, consumers in count_consumers(graph, self._nodes, held=hold).items():
+                engine.register_tensor(key, consumers, run=run_id)
+            engine.feed_tensors(dict(feeds), run=run_id)
+            self._run_nodes_before_loop()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole loop."""
+        return self._num_steps
+
+    @property
+    def steps_left(self) -> int:
+        """Steps still to run."""
+        return self._num_steps - self._done
+
+    def fetch(self, key: TensorKey) -> TensorData:
+        """A tensor that the run was asked to hold. Raises PinError if no node of the run wrote it."""
+        return self.engine.get_tensor(key, run=self.run_id)
+
+    def peek(self) -> dict[str, Tensor]:
+        """Latents in their public form and the schedule; after the first step also the last ``prediction``
+        [branches, B, ...], positive branch first.
+        """
+        if self.generate_node is None:
+            raise InputError("this run has no denoising loop to look into")
+        seen = self.engine.peek_generate(self.generate_node, run=self.run_id)
+        return {**seen, "latents": self._latent_form.to_public(seen["latents"])}
+
+    def count_step(self, seconds: float) -> None:
+        """Called by ``Pipeline.step`` for each step of this run."""
+        self._done += 1
+        self._add_time("denoise", seconds)
+
+    def finish(self) -> GenerateResult:
+        """Close the loop, run the remaining nodes, collect the result and free the run."""
+        try:
+            assert self.steps_left == 0, f"{self.steps_left} steps are left"
+            if self.generate_node is not None:
+                self._outputs[self.generate_node.node_id] = self.engine.close_generate(
+                    self.generate_node, run=self.run_id
+                )
+            while self._nodes:
+                self._run_node(self._nodes.pop(0))
+            return self._collect()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Free everything of this run, on every rank. May be called at any time and any number of times."""
+        self.engine.end_run(self.run_id)
+
+    def _run_nodes_before_loop(self) -> None:
+        while self._nodes:
+            node_def = self._nodes.pop(0)
+            if node_def is not self.generate_node:
+                self._run_node(node_def)
+                continue
+            started = time.perf_counter()
+            pins = compute_input_pins(node_def, self._builder.pipeline_def.edges, self._outputs)
+            context = self._builder.build_context(node_def, self.inputs)
+            self.engine.open_generate(node_def, pins, context, run=self.run_id)
+            self._num_steps = self.engine.steps_left(node_def, run=self.run_id)
+            self._add_time("prepare", time.perf_counter() - started)
+            return
+
+    def _run_node(self, node_def: NodeDef) -> None:
+        started = time.perf_counter()
+        pins = compute_input_pins(node_def, self._builder.pipeline_def.edges, self._outputs)
+        context = self._builder.build_context(node_def, self.inputs)
+        self._outputs[node_def.node_id] = self.engine.run_node(node_def, pins, context, run=self.run_id)
+        self._add_time(node_def.node_type.value, time.perf_counter() - started)
+
+    def _add_time(self, stage: str, seconds: float) -> None:
+        self._timings[stage] = self._timings.get(stage, 0.0) + seconds
+
+    def _collect(self) -> GenerateResult:
+        pixels, latents = self._fetched(TensorKey.IMAGE), self._fetched(TensorKey.LATENTS)
+        assert latents is not None, "the graph fetches no latents"
+        return GenerateResult(
+            pixels=pixels,
+            latents=self._latent_form.to_public(latents),
+            seeds=self.inputs.seeds,
+            settings=self.inputs.settings,
+            timings={**self._timings, "total": time.perf_counter() - self._started},
+            notices=self.notices,
+        )
+
+    def _fetched(self, key: TensorKey) -> Tensor | None:
+        """What the graph's FETCH_TENSOR node for ``key`` brought out."""
+        for node_def in self._builder.pipeline_def.nodes:
+            if node_def.node_type is IONodeType.FETCH_TENSOR and key in self._outputs.get(node_def.node_id, {}):
+                data = self.engine.get_tensor(TensorPoolKey(node_def.node_id, key), run=self.run_id)
+                assert isinstance(data, Tensor)
+                return data.clone()  # made in inference mode, which would forbid the caller to write into it
+        return None

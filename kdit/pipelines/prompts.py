@@ -1,0 +1,28 @@
+"""Checks of prompt arguments, shared by Pipeline and the families' context builders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kdit.errors import InputError
+
+
+def prompt_list(prompt: str | Sequence[str], name: str = "prompt") -> tuple[str, ...]:
+    """One string or a non-empty list of strings. Raises InputError on anything else."""
+    texts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+    if not texts:
+        raise InputError(f"{name} is an empty list; give at least one")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{i}] must be a string, got {type(text).__name__}")
+    return texts
+
+
+def per_sample(given: str | Sequence[str], num_samples: int, name: str) -> tuple[str, ...]:
+    """One text per sample: a single string serves all."""
+    texts = prompt_list(given, name)
+    if isinstance(given, str):
+        return texts * num_samples
+    if len(texts) != num_samples:
+        raise InputError(f"{name} has {len(texts)} entries for {num_samples} prompts; give one string, or one for each")
+    return texts
