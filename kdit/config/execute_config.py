@@ -39,8 +39,8 @@ class ExecuteConfig:
 
     ``modulation``: "table" computes the modulation vectors of all steps before the loop, "inline"
     computes them at each step (less memory between the steps, more work in them).
-    ``batch_invariant``: rows go through the matrix products one by one, so that a result is
-    bit-equal whatever it is batched with.
+    ``batch_invariant``: every row (sample and guidance branch) is computed by itself, so that a result is
+    bit-equal whatever it is batched with. Batches then cost as much as their members alone.
     """
 
     dtype: str = "float32"

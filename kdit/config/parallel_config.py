@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from kdit.config.checks import is_whole
 from kdit.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             size = getattr(self, item.name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if not is_whole(size, low=1):
                 raise ConfigError(f"ParallelConfig.{item.name} must be at least 1, got {size!r}")
         if self.cfg > 2:
             raise ConfigError(f"ParallelConfig.cfg must be 1 or 2, got {self.cfg}")

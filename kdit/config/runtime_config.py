@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kdit.config.checks import is_pair, is_whole
 from kdit.errors import ConfigError
 
 OutputType = Literal["decoded", "latents"]
@@ -26,16 +27,15 @@ class RuntimeConfig:
     save_paths: tuple[str, ...] | None = None  # one file per sample, written by the graph's save node
 
     def __post_init__(self) -> None:
-        seeds = (self.seed,) if isinstance(self.seed, int) else (self.seed or ())
-        if self.seed == ():
+        seeds = self.seed if isinstance(self.seed, tuple) else (0 if self.seed is None else self.seed,)
+        if not seeds:
             raise ConfigError("RuntimeConfig.seed is an empty tuple; give one seed per sample, one int, or None")
         for seed in seeds:
-            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            if not is_whole(seed, low=0, high=MAX_SEED):
                 raise ConfigError(f"RuntimeConfig.seed must be a whole number from 0 to {MAX_SEED}, got {seed!r}")
-        if self.size is not None:
-            if len(self.size) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.size):
-                raise ConfigError(f"RuntimeConfig.size must be (width, height) in pixels, got {self.size!r}")
-        if self.frame_num is not None and (not isinstance(self.frame_num, int) or self.frame_num < 1):
+        if self.size is not None and not is_pair(self.size):
+            raise ConfigError(f"RuntimeConfig.size must be (width, height) in pixels, got {self.size!r}")
+        if self.frame_num is not None and not is_whole(self.frame_num, low=1):
             raise ConfigError(f"RuntimeConfig.frame_num must be at least 1, got {self.frame_num!r}")
         if self.output_type not in get_args(OutputType):
             raise ConfigError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from kdit.config.checks import is_scale, is_whole
 from kdit.errors import ConfigError
 
 
@@ -23,13 +23,11 @@ class SampleConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "max_sequence_length"):
             count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            if count is not None and not is_whole(count, low=1):
                 raise ConfigError(f"SampleConfig.{name} must be a whole number of at least 1, got {count!r}")
         for name in ("guidance_scale", "cfg_scale", "cfg_scale_2"):
             scale = getattr(self, name)
-            if scale is not None and (
-                isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale < 0
-            ):
+            if scale is not None and not is_scale(scale):
                 raise ConfigError(f"SampleConfig.{name} must be a finite number of at least 0, got {scale!r}")
         if self.on_long_prompt not in ("cut", "reject"):
             raise ConfigError(f'SampleConfig.on_long_prompt must be "cut" or "reject", got {self.on_long_prompt!r}')

@@ -268,12 +268,13 @@ class Executor:
     def _pre_sync_tensors(
         self, node_def: NodeDef, input_pins: InputPins, policy: NodeDispatchPolicy, run: RunId
     ) -> None:
-        """Check that the connected inputs are on every rank on which the policy wants them.
+        """Check that the connected inputs are on every rank that runs the node.
 
         A rank without them would compute something else than its neighbours, or wait for ever in the
-        node's first collective.
+        node's first collective. Ranks that do not run it may lack them: a picture decoded on rank 0 is
+        saved there.
         """
-        if policy is NodeDispatchPolicy.R0_R0_BCAST and self._group.rank_id != 0:
+        if not self._is_active_rank(policy):
             return
         for pin, key in input_pins.items():
             if isinstance(key, TensorPoolKey) and not self._pool(run).has(key):

@@ -24,9 +24,7 @@ class Scheduler(Protocol):
 
     timesteps: Tensor
 
-    def step(
-        self, model_output: Tensor, timestep: Tensor, sample: Tensor, *, return_dict: bool
-    ) -> tuple[Tensor, ...]:
+    def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, *, return_dict: bool) -> tuple[Tensor, ...]:
         """Advance ``sample`` by one step."""
 
 

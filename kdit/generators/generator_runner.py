@@ -15,6 +15,7 @@ from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
 from kdit.generators.scheduler import make_scheduler
 from kdit.models.network import Network
+from kdit.models.prepare import prepare_mod, prepare_static
 from kdit.models.rows import Cond, ModTable, Rows, Static
 from kdit.models.stack import predict
 from kdit.nodes.core.step_report import StepReport
@@ -47,9 +48,9 @@ class GeneratorRunner:
             guidance = Guidance("cfg", scale)
             conds.append(text.conditioning(ctx.negative, ctx))
         cond = {key: torch.cat([c[key] for c in conds]) for key in conds[0]}
-        static = network.prepare_static(cond, noise_shape)
+        static = prepare_static(network, cond, noise_shape)
         times = denoise.model_times(scheduler.timesteps, network.dtype).to(ctx.device)
-        mod = network.prepare_mod(times, cond) if ctx.execute_config.modulation == "table" else None
+        mod = prepare_mod(network, times, cond) if ctx.execute_config.modulation == "table" else None
         return DenoiseState(
             run=ctx.run,
             definition=self.definition,
@@ -154,7 +155,7 @@ def _mod_now(network: Network, state: DenoiseState) -> tuple[Tensor, ...]:
     if state.mod is not None:
         return state.mod.at(state.step_index)
     now = state.model_times[state.step_index : state.step_index + 1]
-    return network.prepare_mod(now, state.cond).at(0)
+    return prepare_mod(network, now, state.cond).at(0)
 
 
 def _first_non_finite(states: Sequence[DenoiseState], output: Tensor) -> str:

@@ -63,7 +63,7 @@ class DenoiseHandler(ABC):
         """Combine the branches [branches, B, ...] -> [B, ...]: u + s (c - u) (Ho & Salimans 2022)."""
         if guidance.kind == "none":
             return predictions[0]
-        positive, negative = predictions
+        positive, negative = predictions.unbind(0)
         return negative + guidance.scale * (positive - negative)
 
     def before_step(self, state: DenoiseState) -> None:

@@ -11,9 +11,9 @@ from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.keys import FAMILIES, PipelineKey
 from kdit.models.checkpoint_info import CheckpointInfo, read_info
 from kdit.models.weight_hash import weight_hash
-from kdit.models.weights.component_folder import ComponentFolder, ComponentKind, raise_first
+from kdit.models.weights.component_folder import ComponentFolder, ComponentKind
 from kdit.models.weights.json_file import read_json
-from kdit.models.weights.weight_files import samples
+from kdit.models.weights.weight_files import raise_first, samples
 
 BUILT_IN = "mini"
 INDEX_FILE, MODULAR_INDEX_FILE = "model_index.json", "modular_model_index.json"

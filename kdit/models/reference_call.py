@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kdit.models.network import Network
+from kdit.models.prepare import prepare_static
 from kdit.models.rows import Cond, LatentShape, ModTable, Rows
 from kdit.models.stack import predict
 
@@ -35,7 +36,7 @@ def call_rows(net: Network, call: NetworkCall) -> Rows:
             for i in range(num_rows)
         ]
     )
-    return Rows(latents, mod.at(0), net.prepare_static(cond, call.shape), tuple(range(num_rows)))
+    return Rows(latents, mod.at(0), prepare_static(net, cond, call.shape), tuple(range(num_rows)))
 
 
 def run_call(net: Network, call: NetworkCall) -> Tensor:

@@ -39,6 +39,11 @@ class ModTable(NamedTuple):
         return ModTable(tuple(table.narrow(1, start, count) for table in self.rows))
 
     @staticmethod
+    def stack(tables: Sequence[ModTable]) -> ModTable:
+        """Join along the steps."""
+        return ModTable(tuple(torch.cat(parts) for parts in zip(*(t.rows for t in tables), strict=True)))
+
+    @staticmethod
     def cat(tables: Sequence[ModTable]) -> ModTable:
         """Join along the rows."""
         return ModTable(tuple(torch.cat(parts, dim=1) for parts in zip(*(t.rows for t in tables), strict=True)))
@@ -96,6 +101,15 @@ class Rows:
     def layout(self) -> SeqLayout:
         """Sequence lengths of these rows."""
         return self.static.layout
+
+    def row(self, i: int) -> Rows:
+        """Row ``i`` alone, as views."""
+        return Rows(
+            self.latents.narrow(0, i, 1),
+            tuple(m.narrow(0, i, 1) for m in self.mod),
+            self.static.narrow(i, 1),
+            (self.index[i],),
+        )
 
     def select(self, keep: Tensor) -> Rows:
         """The rows where the boolean tensor ``keep`` [R] is true."""

@@ -48,7 +48,9 @@ def run_stack(net: Network, rows: Rows, gate: StackGate | None = None) -> Stream
 
 
 def predict(net: Network, rows: Rows, gate: StackGate | None = None) -> Tensor:
-    """One forward of the network: its prediction for each row."""
+    """One forward of the network: its prediction for each row. Row by row if the network is batch-invariant."""
+    if net.ops.batch_invariant and len(rows.index) > 1:
+        return torch.cat([predict(net, rows.row(i), gate) for i in range(len(rows.index))])
     return net.head(run_stack(net, rows, gate), rows)
 
 

@@ -13,11 +13,11 @@ from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.weights.component_folder import (
     TOKENIZER_CONFIG,
     ComponentFolder,
-    raise_first,
     tokenizer_faults,
 )
 from kdit.models.weights.json_file import read_json
 from kdit.models.weights.library import check_loading_info, from_folder, library_class, quiet
+from kdit.models.weights.weight_files import raise_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -173,9 +173,7 @@ class Pipeline:
             vae_model_key=self.family.vae,
         )
         assert inputs.runtime_config.size is not None
-        shape = self.family.latents.shape(
-            self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num
-        )
+        shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)
         for key in (TensorKey.NOISE, TensorKey.BASE_LATENT, TensorKey.LATENTS):
             if key in fed:
                 given = fed[key]

@@ -22,6 +22,8 @@ from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 from kdit.tensor.tensor_value import TensorData
 
+OUTPUT_NODES = (IONodeType.FETCH_TENSOR, IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO)  # what a request is run for
+
 
 class PipelineRun:
     """Runs the nodes of one request: up to the denoising loop when made, the loop step by step, the rest in
@@ -48,10 +50,11 @@ class PipelineRun:
         self._done = 0
         self._num_steps = 0
         graph = builder.pipeline_def
-        sources = {edge.src.node_id for edge in graph.edges}
-        sinks = [n for n in graph.nodes if n.node_id not in sources and builder.check_condition(n, inputs)]
+        sinks = [n for n in graph.nodes if n.node_type in OUTPUT_NODES and builder.check_condition(n, inputs)]
         nodes = topo_sort(prune(graph, sinks))
-        self._nodes = [n for n in nodes if n.node_type is not IONodeType.LOAD_MODEL and builder.check_condition(n, inputs)]
+        self._nodes = [
+            n for n in nodes if n.node_type is not IONodeType.LOAD_MODEL and builder.check_condition(n, inputs)
+        ]
         loops = [n for n in self._nodes if n.node_type is InferNodeType.GENERATE]
         self.generate_node: NodeDef | None = loops[0] if loops else None
         try:

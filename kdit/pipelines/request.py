@@ -75,9 +75,7 @@ def make_inputs(
     return inputs, notices
 
 
-def _effective_sample(
-    defaults: PipelineDefaults, given: SampleConfig, key: ModelKey
-) -> tuple[SampleConfig, list[str]]:
+def _effective_sample(defaults: PipelineDefaults, given: SampleConfig, key: ModelKey) -> tuple[SampleConfig, list[str]]:
     notices = []
     guidance = defaults.guidance_scale if given.guidance_scale is None else given.guidance_scale
     if given.guidance_scale is not None and defaults.guidance_scale is None:
@@ -135,9 +133,9 @@ def _seeds(given: int | tuple[int, ...] | None, num_samples: int) -> tuple[int, 
 def _check_size(size: tuple[int, int], multiple: int) -> None:
     if all(n % multiple == 0 for n in size):
         return
-    nearest = [max(multiple, round(n / multiple) * multiple) for n in size]
+    width, height = (max(multiple, round(n / multiple) * multiple) for n in size)
     raise InputError(
-        f"size {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {nearest[0]}x{nearest[1]}"
+        f"size {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {width}x{height}"
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kdit.errors import CheckpointError, InputError
 from kdit.models.network import Network
+from kdit.models.prepare import prepare_mod
 from kdit.models.reference_call import NetworkCall, call_rows, run_call
 from kdit.models.registry import network_class
 from kdit.models.rows import ModTable, Static
@@ -200,9 +201,9 @@ def test_requests_join_as_rows_of_one_forward() -> None:
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_table_of_all_steps_equals_each_step(times: Tensor, batch_invariant: bool) -> None:
     net, cond = make_net(ops=OpSet(batch_invariant=batch_invariant)), make_call().cond
-    table = net.prepare_mod(times, cond)
+    table = prepare_mod(net, times, cond)
     for step in range(3):
-        inline = net.prepare_mod(times[step : step + 1], cond).at(0)
+        inline = prepare_mod(net, times[step : step + 1], cond).at(0)
         for got, expected in zip(table.at(step), inline, strict=True):
             assert torch.equal(got, expected) if batch_invariant else distance(got, expected) < 1e-6
 

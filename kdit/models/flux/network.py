@@ -99,9 +99,7 @@ class DoubleBlock(nn.Module):
 
         img_qkv = self.img.qkv(modulate(img, i_shift, i_scale)).unflatten(-1, (3, self.num_heads, -1))
         txt_qkv = self.txt.qkv(modulate(txt, t_shift, t_scale)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = (
-            torch.cat(pair, dim=1) for pair in zip(self.txt.norm(txt_qkv), self.img.norm(img_qkv), strict=True)
-        )
+        q, k, v = (torch.cat(pair, dim=1) for pair in zip(self.txt.norm(txt_qkv), self.img.norm(img_qkv), strict=True))
         attn = rope_attention(q, k, v, rows, self.ops)
         txt_attn, img_attn = attn.split((txt.shape[1], img.shape[1]), dim=1)
 
@@ -132,7 +130,9 @@ class SingleBlock(nn.Module):
         assert txt is not None
         shift, scale, gate = mod.split(1, dim=1)
         if self.last:
-            return Streams(self._image_only(img, modulate(txt, shift, scale), modulate(img, shift, scale), gate, rows), None)
+            return Streams(
+                self._image_only(img, modulate(txt, shift, scale), modulate(img, shift, scale), gate, rows), None
+            )
         joint = torch.cat((txt, img), dim=1)
         qkv, mlp = self.linear1(modulate(joint, shift, scale)).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
         q, k, v = self.norm(qkv.unflatten(-1, (3, self.num_heads, -1)))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.weights.json_file import read_json
 from kdit.models.weights.sniff import HEAD_BYTES, foreign_content
-from kdit.models.weights.weight_files import WeightFiles, scan_weights
+from kdit.models.weights.weight_files import WeightFiles, raise_first, scan_weights
 
 NETWORK_STEM, TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -62,7 +62,11 @@ class ComponentFolder:
         folder = Path(path)
         if not folder.is_dir():
             raise CheckpointMissingError(f"component {folder.name}: there is no folder {folder}")
-        return cls(folder, config_class(read_json(folder / "config.json"), folder / "config.json"))
+        config = folder / "config.json"
+        component = cls(folder, config_class(read_json(config), config))
+        if component.kind is not ComponentKind.MODEL:
+            raise CheckpointError(f"{config} names the class {component.class_name}, expected a model")
+        return component
 
     @property
     def name(self) -> str:
@@ -110,7 +114,8 @@ class ComponentFolder:
         """The weights of a MODEL, all files checked; raises CheckpointError."""
         scan = self.scan()
         raise_first(scan.faults)
-        assert scan.weights is not None, f"{self.path} holds no model"
+        if scan.weights is None:
+            raise CheckpointError(f"component {self.name} is a {self.kind.value} ({self.class_name}), expected a model")
         return scan.weights
 
     def _require_folder(self) -> None:
@@ -126,16 +131,6 @@ class ComponentFolder:
             )
         scan = scan_weights(self.path, NETWORK_STEM if of_diffusers else TRANSFORMERS_STEM)
         return ComponentScan(scan.weights, (*faults, *scan.faults))
-
-
-def raise_first(faults: tuple[CheckpointError, ...]) -> None:
-    """Raise the first fault, with the number of the others."""
-    if not faults:
-        return
-    first, others = faults[0], len(faults) - 1
-    if others:
-        raise type(first)(f"{first} [and {others} more; 'kdit inspect' lists all]") from first
-    raise first
 
 
 def config_class(config: dict[str, object], where: Path) -> str:

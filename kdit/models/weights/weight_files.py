@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kdit.errors import CheckpointError, CheckpointMissingError
-from kdit.models.weights.header import TensorInfo, read_header
+from kdit.models.weights.header import BITS, TensorInfo, read_header
 from kdit.models.weights.json_file import read_json
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -75,6 +75,23 @@ def scan_weights(folder: Path, stem: str) -> WeightScan:
     return WeightScan(WeightFiles(folder), (_nothing_found(folder, stem, present, shards),))
 
 
+def open_weights(folder: Path, stem: str) -> WeightFiles:
+    """``scan_weights`` for callers that want no faults; raises the first."""
+    scan = scan_weights(folder, stem)
+    raise_first(scan.faults)
+    return scan.weights
+
+
+def raise_first(faults: Sequence[CheckpointError]) -> None:
+    """Raise the first fault, if there is one, with the number of the others."""
+    if not faults:
+        return
+    first, others = faults[0], len(faults) - 1
+    if others:
+        raise type(first)(f"{first} [and {others} more; 'kdit inspect' lists all]") from first
+    raise first
+
+
 def samples(names: Iterable[str]) -> str:
     """The first few names and how many more there are, for messages."""
     ordered = sorted(names)
@@ -96,7 +113,7 @@ def _scan_files(folder: Path, names: Sequence[str]) -> WeightScan:
         if twice := header.keys() & tensors.keys():
             faults.append(CheckpointError(f"{folder / name} holds tensors that another shard has: {samples(twice)}"))
         tensors.update(header)
-    if narrow := [info for info in tensors.values() if info.dtype.startswith(("F8", "F6", "F4"))]:
+    if narrow := [info for info in tensors.values() if BITS[info.dtype] <= 8 and info.dtype.startswith("F")]:
         faults.append(
             CheckpointError(
                 f"{narrow[0].path} holds {len(narrow)} tensors in {narrow[0].dtype}, which is not supported,"

@@ -83,7 +83,9 @@ def _encode_one(encoder: TextEncoder, call: EncoderCall, text: str) -> Tensor:
     outputs = cast(_EncoderOutputs, encoder.model(ids.to(device)))
     chosen: Tensor = getattr(outputs, call.output)
     if not bool(torch.isfinite(chosen).all()):
-        raise NonFiniteError(f"text encode: {call.model.name} gave NaN or infinity for {text[:40]!r}; check its weights")
+        raise NonFiniteError(
+            f"text encode: {call.model.name} gave NaN or infinity for {text[:40]!r}; check its weights"
+        )
     return chosen
 
 

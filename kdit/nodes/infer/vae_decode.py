@@ -34,5 +34,7 @@ class VaeDecodeNode(InferNode):
             raise InputError(f"LATENTS must be [B, {vae.channels}, h, w], got {tuple(value.data.shape)}")
         pixels = torch.cat([vae.decode(latents) for latents in value.data.split(1)])
         if not bool(torch.isfinite(pixels).all()):
-            raise NonFiniteError("decode: the autoencoder gave NaN or infinity; check its weights, or decode in float32")
+            raise NonFiniteError(
+                "decode: the autoencoder gave NaN or infinity; check its weights, or decode in float32"
+            )
         pins.put_tensor(TensorKey.IMAGE, pixels)

@@ -1,0 +1,1 @@
+"""`kdit verify`: runs recorded reference cases and compares every stage."""

@@ -1,0 +1,1 @@
+"""Per family: how the reference library's pipelines are called, in kdit's words."""

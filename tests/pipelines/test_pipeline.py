@@ -1,0 +1,429 @@
+"""Pipeline.generate: prompts, seeds, sizes, feeds, callbacks, cancellation, failures."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from kdit import (
+    Cancelled,
+    CancelToken,
+    ConfigError,
+    ExecuteConfig,
+    FirstBlockCacheConfig,
+    FuseKernelConfig,
+    InputError,
+    NonFiniteError,
+    OutputError,
+    ParallelConfig,
+    Pipeline,
+    QuantizeConfig,
+    RuntimeConfig,
+    SampleConfig,
+    StepReport,
+    TensorKey,
+    UnsupportedOptionError,
+)
+from kdit.keys import IONodeType, ModelKey
+from kdit.models.model_pool_key import ModelPoolKey
+from kdit.pipelines.context_builders.flux import FluxExtraInputs
+from kdit.pipelines.extra_inputs import ExtraInputs
+from kdit.pipelines.result import GenerateResult
+from tests.models.fill import distance
+
+SMALL = SampleConfig(steps=2, max_sequence_length=12)
+CFG = SampleConfig(steps=2, max_sequence_length=12, cfg_scale=2.0)
+
+
+def make(pipe: Pipeline, prompt: str | list[str] = "a red fox", **changes: object) -> GenerateResult:
+    arguments: dict[str, object] = dict(sample_config=SMALL, runtime_config=RuntimeConfig(seed=3, size=(32, 48)))
+    return pipe.generate(prompt, **{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def runtime(**changes: object) -> RuntimeConfig:
+    return RuntimeConfig(**{"seed": 3, "size": (32, 48), **changes})  # type: ignore[arg-type]
+
+
+# ---- prompts, seeds, sizes
+
+
+def test_one_prompt_gives_one_picture(dev: Pipeline) -> None:
+    result = make(dev)
+    assert [image.size for image in result.images] == [(32, 48)]
+    assert result.pixels is not None and result.pixels.shape == (1, 48, 32, 3)
+    assert result.latents.shape == (1, 6, 16) and result.seeds == (3,)
+    assert {"text_encode", "prepare", "denoise", "vae_decode", "total"} <= result.timings.keys()
+    assert result.notices == ()
+
+
+def test_repeating_a_request_repeats_its_bits(dev: Pipeline) -> None:
+    assert torch.equal(make(dev).latents, make(dev).latents)
+
+
+def test_a_list_of_prompts_gives_each_its_own_seed(dev: Pipeline) -> None:
+    both = make(dev, ["a red fox", "two boats"])
+    assert both.seeds == (3, 4)
+    for i, prompt in enumerate(["a red fox", "two boats"]):
+        alone = make(dev, prompt, runtime_config=runtime(seed=3 + i))
+        assert distance(both.latents[i : i + 1], alone.latents) < 1e-6
+
+
+def test_batches_can_be_bit_equal(dev_folder: Path) -> None:
+    pipe = Pipeline.from_models(dev_folder, execute_config=ExecuteConfig(batch_invariant=True))
+    both = make(pipe, ["a red fox", "two boats"], sample_config=CFG)
+    alone = make(pipe, "two boats", sample_config=CFG, runtime_config=runtime(seed=4))
+    assert torch.equal(both.latents[1:], alone.latents)
+    assert both.pixels is not None and alone.pixels is not None and torch.equal(both.pixels[1:], alone.pixels)
+    inline = Pipeline.from_models(dev_folder, execute_config=ExecuteConfig(batch_invariant=True, modulation="inline"))
+    assert torch.equal(make(inline, ["a red fox", "two boats"], sample_config=CFG).latents, both.latents)
+
+
+def test_seed_0_is_a_seed(dev: Pipeline) -> None:
+    zero = make(dev, runtime_config=runtime(seed=0))
+    assert zero.seeds == (0,) and zero.settings["seeds"] == [0]
+    assert torch.equal(zero.latents, make(dev, runtime_config=runtime(seed=0)).latents)
+    assert distance(make(dev).latents, zero.latents) > 0.1
+
+
+def test_without_a_seed_one_is_drawn_and_told(dev: Pipeline) -> None:
+    first, second = (make(dev, runtime_config=runtime(seed=None)) for _ in range(2))
+    assert first.seeds != second.seeds
+    assert torch.equal(make(dev, runtime_config=runtime(seed=first.seeds[0])).latents, first.latents)
+
+
+def test_a_tuple_gives_each_sample_a_seed(dev: Pipeline) -> None:
+    result = make(dev, ["a", "b"], runtime_config=runtime(seed=(9, 9)))
+    assert result.seeds == (9, 9)
+    with pytest.raises(InputError, match="1 seeds for 2 prompts"):
+        make(dev, ["a", "b"], runtime_config=runtime(seed=(9,)))
+
+
+@pytest.mark.parametrize("prompt", ["", "かわいい 😄 ō", "a (red) bow, ((a:1.2)) [b] \\(c\\)", "\n\t "])
+def test_any_text_is_a_prompt(dev: Pipeline, prompt: str) -> None:
+    assert torch.isfinite(make(dev, prompt).latents).all()
+
+
+def test_a_long_prompt_is_cut_with_a_notice_per_encoder_or_refused(
+    dev: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = "fox " * 600
+    with caplog.at_level(logging.WARNING, logger="kdit"):
+        cut = make(dev, prompt)
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 2 and "T5TextEncoder, which takes 12" in lines[0]
+    assert "CLIPTextEncoder, which takes 77" in lines[1]
+    # CLIP reads on beyond T5's 12 tokens, but not beyond 77
+    assert torch.equal(cut.latents, make(dev, "fox " * 300).latents)
+    assert not torch.equal(cut.latents, make(dev, "fox " * 9).latents)
+    with pytest.raises(InputError, match="T5TextEncoder, which takes 12"):
+        make(dev, prompt, sample_config=SampleConfig(steps=2, max_sequence_length=12, on_long_prompt="reject"))
+
+
+@pytest.mark.parametrize(("prompt", "told"), [([], "empty list"), (["a", 3], r"prompt\[1\] must be a string, got int")])
+def test_what_is_no_prompt_is_refused(dev: Pipeline, prompt: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        make(dev, prompt)
+
+
+@pytest.mark.parametrize(("size", "nearest"), [((17, 31), "16x32"), ((1, 1), "16x16"), ((1920, 1080), "1920x1088")])
+def test_a_size_off_the_grid_is_refused_with_the_nearest(dev: Pipeline, size: tuple[int, int], nearest: str) -> None:
+    with pytest.raises(InputError, match=f"multiples of 16; nearest: {nearest}"):
+        make(dev, runtime_config=runtime(size=size))
+
+
+def test_a_picture_has_one_frame(dev: Pipeline) -> None:
+    with pytest.raises(InputError, match="frame_num is 5"):
+        make(dev, runtime_config=runtime(frame_num=5))
+
+
+def test_defaults_are_the_models_own(dev: Pipeline, schnell: Pipeline) -> None:
+    assert (dev.defaults.steps, dev.defaults.guidance_scale) == (28, 3.5)
+    assert (schnell.defaults.steps, schnell.defaults.guidance_scale) == (4, None)
+    settings = make(schnell, sample_config=SampleConfig(max_sequence_length=12)).settings
+    assert (settings["steps"], settings["guidance_scale"], settings["cfg_scale"]) == (4, None, 1.0)
+
+
+# ---- guidance
+
+
+def test_classifier_free_guidance_needs_a_scale_above_1(dev: Pipeline) -> None:
+    plain = make(dev)
+    unused = make(dev, prompt_negative="blurry")
+    assert torch.equal(plain.latents, unused.latents)
+    assert len(unused.notices) == 1 and "prompt_negative has no effect" in unused.notices[0]
+    empty = make(dev, sample_config=CFG)
+    assert torch.equal(empty.latents, make(dev, sample_config=CFG, prompt_negative="").latents)
+    assert distance(plain.latents, empty.latents) > 1e-3
+    assert distance(make(dev, sample_config=CFG, prompt_negative="blurry").latents, empty.latents) > 1e-3
+    assert empty.settings["negative_prompt"] == ""
+
+
+def test_negative_prompts_match_the_prompts(dev: Pipeline) -> None:
+    with pytest.raises(InputError, match="prompt_negative has 2 entries for 1 prompts"):
+        make(dev, prompt_negative=["a", "b"], sample_config=CFG)
+    each = make(dev, ["a", "b"], prompt_negative=["c", "d"], sample_config=CFG)
+    alone = make(dev, "b", prompt_negative="d", sample_config=CFG, runtime_config=runtime(seed=4))
+    assert distance(each.latents[1:], alone.latents) < 1e-6
+
+
+def test_guidance_without_an_input_for_it_is_told(schnell: Pipeline) -> None:
+    result = make(schnell, sample_config=SampleConfig(steps=2, max_sequence_length=12, guidance_scale=5.0))
+    assert "guidance_scale 5 has no effect" in result.notices[0]
+    assert torch.equal(result.latents, make(schnell).latents)
+    with pytest.raises(UnsupportedOptionError, match="cfg_scale_2"):
+        make(schnell, sample_config=SampleConfig(cfg_scale_2=2.0))
+
+
+def test_a_second_prompt_goes_to_t5(dev: Pipeline) -> None:
+    same = make(dev, extra_inputs=FluxExtraInputs(prompt_2="a red fox"))
+    assert torch.equal(same.latents, make(dev).latents)
+    assert distance(make(dev, extra_inputs=FluxExtraInputs(prompt_2="boats")).latents, same.latents) > 1e-3
+    with pytest.raises(InputError, match="needs classifier-free guidance"):
+        make(dev, extra_inputs=FluxExtraInputs(negative_prompt_2="x"))
+
+    class Other(ExtraInputs):
+        pass
+
+    with pytest.raises(InputError, match="takes FluxExtraInputs, got Other"):
+        make(dev, extra_inputs=Other())
+
+
+def test_the_text_length_has_a_limit(dev: Pipeline) -> None:
+    with pytest.raises(InputError, match="513, but this model takes at most 512"):
+        make(dev, sample_config=SampleConfig(max_sequence_length=513))
+
+
+# ---- feeds
+
+
+def test_noise_is_fed_as_drawn_or_packed(dev: Pipeline) -> None:
+    noise = torch.randn(1, 4, 6, 4, generator=torch.Generator().manual_seed(3))
+    packed = dev.family.latents.to_public(noise)
+    for fed in (noise, packed):
+        result = make(dev, feeds={TensorKey.NOISE: fed}, runtime_config=runtime(seed=99))
+        assert torch.equal(result.latents, make(dev).latents)
+    with pytest.raises(InputError, match=r"\(1, 4, 6, 6\), expected \[B, 6, 16\] or \[B, 4, 6, 4\]"):
+        make(dev, feeds={TensorKey.NOISE: torch.zeros(1, 4, 6, 6)})
+    with pytest.raises(InputError, match="NOISE must be one tensor, got a list of 1"):
+        make(dev, feeds={TensorKey.NOISE: [noise]})
+
+
+def test_embeddings_can_come_from_outside(dev: Pipeline) -> None:
+    arguments = dict(
+        prompt_negative="blurry",
+        sample_config=CFG,
+        runtime_config=runtime(),
+        hold=(TensorKey.POSITIVE, TensorKey.NEGATIVE),
+    )
+    with dev.start("a red fox", **arguments) as run:  # type: ignore[arg-type]
+        held = {key: run.fetch(key) for key in (TensorKey.POSITIVE, TensorKey.NEGATIVE)}
+    result = make(dev, "told, not read", feeds=held, sample_config=CFG)
+    assert "text_encode" not in result.timings  # nobody needs the encoders any more
+    assert torch.equal(result.latents, make(dev, prompt_negative="blurry", sample_config=CFG).latents)
+    positive = {TensorKey.POSITIVE: held[TensorKey.POSITIVE]}
+    assert torch.equal(make(dev, "x", feeds=positive).latents, make(dev).latents)
+    with pytest.raises(InputError, match="POSITIVE holds 1 samples, expected 2"):
+        make(dev, ["a", "b"], feeds=positive)
+
+
+def test_an_unused_negative_feed_is_told(dev: Pipeline) -> None:
+    result = make(dev, feeds={TensorKey.NEGATIVE: [torch.zeros(1, 12, 56), torch.zeros(1, 96)]})
+    assert "NEGATIVE was fed" in result.notices[0] and torch.equal(result.latents, make(dev).latents)
+
+
+def test_latents_can_be_decoded_alone(dev: Pipeline) -> None:
+    made = make(dev)
+    decoded = make(dev, feeds={TensorKey.LATENTS: made.latents})
+    assert made.pixels is not None and decoded.pixels is not None
+    assert torch.equal(decoded.pixels, made.pixels) and "denoise" not in decoded.timings
+
+
+def test_a_feed_that_nobody_reads_is_refused(dev: Pipeline) -> None:
+    with pytest.raises(InputError, match="START_IMG"):
+        make(dev, feeds={TensorKey.START_IMG: torch.zeros(1)})
+
+
+# ---- steps from outside
+
+
+def test_a_callback_hears_of_every_step(dev: Pipeline) -> None:
+    seen: list[StepReport] = []
+    make(dev, callback=seen.append)
+    assert [(r.step_index, r.num_steps) for r in seen] == [(0, 2), (1, 2)]
+
+
+def test_a_failing_callback_ends_the_run(dev: Pipeline) -> None:
+    def fail(report: StepReport) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        make(dev, callback=fail)
+
+
+def test_cancelling_stops_between_two_steps(dev: Pipeline) -> None:
+    token, seen = CancelToken(), list[StepReport]()
+
+    def cancel(report: StepReport) -> None:
+        seen.append(report)
+        token.set()
+
+    with pytest.raises(Cancelled, match="after step 1 of 2"):
+        make(dev, callback=cancel, cancel=token)
+    assert len(seen) == 1
+    with pytest.raises(Cancelled, match="after step 0 of 2"):
+        make(dev, cancel=token)
+
+
+def test_three_runs_at_different_steps_share_their_forwards(dev: Pipeline) -> None:
+    prompts = ["a red fox", "two boats", ""]
+    settings = [
+        dict(
+            prompt_negative="blurry",
+            sample_config=SampleConfig(steps=3 + i, max_sequence_length=12, cfg_scale=2.0 + i, guidance_scale=1.0 + i),
+            runtime_config=runtime(seed=i),
+        )
+        for i in range(3)
+    ]
+    runs = []
+    for prompt, arguments in zip(prompts, settings, strict=True):
+        runs.append(dev.start(prompt, **arguments))  # type: ignore[arg-type]
+        dev.step(runs)
+    while left := [run for run in runs if run.steps_left]:
+        dev.step(left)
+    for run, prompt, arguments in zip(runs, prompts, settings, strict=True):
+        assert distance(run.finish().latents, dev.generate(prompt, **arguments).latents) < 1e-6  # type: ignore[arg-type]
+
+
+def test_a_run_shows_its_state_between_steps(dev: Pipeline) -> None:
+    with dev.start("a", sample_config=CFG, runtime_config=runtime()) as run:
+        assert run.steps_left == run.num_steps == 2 and "prediction" not in run.peek()
+        dev.step([run])
+        seen = run.peek()
+        assert seen["latents"].shape == (1, 6, 16) and seen["prediction"].shape == (2, 1, 6, 16)
+        assert run.steps_left == 1
+
+
+def test_runs_that_cannot_share_a_step_are_refused(dev: Pipeline, schnell: Pipeline) -> None:
+    with dev.start("a", sample_config=SMALL, runtime_config=runtime()) as a:
+        for other in (
+            dev.start("a", sample_config=SMALL, runtime_config=runtime(size=(32, 32))),
+            dev.start("a", sample_config=CFG, runtime_config=runtime()),
+            schnell.start("a", sample_config=SMALL, runtime_config=runtime()),
+        ):
+            with other, pytest.raises(InputError, match=r"cannot share a step|must come from one Pipeline"):
+                dev.step([a, other])
+        with pytest.raises(InputError, match="at least one run"):
+            dev.step([])
+        dev.step([a])
+        dev.step([a])
+        with pytest.raises(InputError, match="steps left"):
+            dev.step([a])
+
+
+# ---- output
+
+
+def test_latents_only_stops_before_the_autoencoder(dev: Pipeline) -> None:
+    result = make(dev, runtime_config=runtime(output_type="latents"))
+    assert result.images == [] and result.pixels is None and "vae_decode" not in result.timings
+    assert torch.equal(result.latents, make(dev).latents)
+
+
+def test_pictures_carry_their_settings(dev: Pipeline, tmp_path: Path) -> None:
+    paths = tuple(str(tmp_path / f"{i}.png") for i in range(2))
+    result = make(dev, ["かわいい 😄", "b"], sample_config=CFG, runtime_config=runtime(save_paths=paths))
+    for i, path in enumerate(paths):
+        with Image.open(path) as image:
+            told = json.loads(image.text["kdit"])  # type: ignore[attr-defined]
+            assert np.array_equal(np.asarray(image), np.asarray(result.images[i]))
+        assert (told["prompt"], told["seed"], told["negative_prompt"]) == (["かわいい 😄", "b"][i], 3 + i, "")
+        assert told["steps"] == 2 and told["model_hash"] == dev.model_hash and "seeds" not in told
+    json.dumps(result.settings)
+
+
+@pytest.mark.parametrize("name", ["missing/a.png", "a.jpg"])
+def test_an_output_that_cannot_be_written_is_refused_first(dev: Pipeline, tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError):
+        make(dev, runtime_config=runtime(save_paths=(str(tmp_path / name),)))
+    with pytest.raises(InputError, match="1 save_paths for 2 samples"):
+        make(dev, ["a", "b"], runtime_config=runtime(save_paths=(str(tmp_path / "a.png"),)))
+    with pytest.raises(InputError, match="latents"):
+        make(dev, runtime_config=runtime(save_paths=(str(tmp_path / "a.png"),), output_type="latents"))
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (ExecuteConfig(compile=True), "compile"),
+        (ExecuteConfig(offload=True), "offload"),
+        (ExecuteConfig(quant_config=QuantizeConfig(sage_attn_type="auto")), "sage_attn_type"),
+        (ExecuteConfig(fuse_kernel_config=FuseKernelConfig(fuse_apply_rotary_emb=True)), "fuse_apply_rotary_emb"),
+        (ExecuteConfig(cache_config=(FirstBlockCacheConfig(),)), "FirstBlockCacheConfig"),
+    ],
+)
+def test_an_option_the_family_lacks_is_refused_before_loading(
+    dev_folder: Path, tmp_path: Path, config: ExecuteConfig, option: str
+) -> None:
+    (tmp_path / "model_index.json").write_text((dev_folder / "model_index.json").read_text())
+    with pytest.raises(UnsupportedOptionError, match=rf"{option} is not supported by FLUX\.1; families .*: none yet"):
+        Pipeline.from_models(tmp_path, execute_config=config)  # a folder without weights
+
+
+def test_parallel_axes_and_request_caches_are_refused(dev: Pipeline, dev_folder: Path) -> None:
+    with pytest.raises(UnsupportedOptionError, match="parallel axis tp"):
+        Pipeline.from_models(dev_folder, parallel_config=ParallelConfig(tp=2))
+    with pytest.raises(UnsupportedOptionError, match="FirstBlockCacheConfig"):
+        make(dev, cache_config=[FirstBlockCacheConfig()])
+    with pytest.raises(ConfigError, match="tpu"):
+        Pipeline.from_models(dev_folder, execute_config=ExecuteConfig(device="tpu"))
+
+
+def test_bfloat16_gives_a_picture(dev_folder: Path) -> None:
+    pipe = Pipeline.from_models(
+        dev_folder, execute_config=ExecuteConfig(dtype="bfloat16", component_dtypes={"vae": "float32"})
+    )
+    result = make(pipe)
+    assert result.latents.dtype == torch.bfloat16
+    assert result.pixels is not None and torch.isfinite(result.pixels).all()
+
+
+# ---- failures
+
+
+def model_of(pipe: Pipeline, key: ModelKey) -> nn.Module:
+    (loader,) = (n for n in pipe.pipeline_def.nodes if n.node_type is IONodeType.LOAD_MODEL and n.model_key is key)
+    model = pipe.engine.executors[0]._model_pool.get(ModelPoolKey(loader.node_id, key))
+    return getattr(model, "model", model)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (ModelKey.T5TextEncoder, "text encode: T5TextEncoder gave NaN"),
+        (ModelKey.CLIPTextEncoder, "text encode: CLIPTextEncoder gave NaN"),
+        (ModelKey.FLUX1, "denoise, step 1 of 2"),
+        (ModelKey.VAE_KL, "decode: the autoencoder gave NaN"),
+    ],
+)
+def test_nan_weights_name_their_stage_and_leave_no_file(
+    dev_folder: Path, tmp_path: Path, key: ModelKey, told: str
+) -> None:
+    pipe = Pipeline.from_models(dev_folder)
+    with torch.no_grad():
+        for parameter in model_of(pipe, key).parameters():
+            parameter.fill_(float("nan"))
+    target = tmp_path / "a.png"
+    with pytest.raises(NonFiniteError, match=told):
+        make(pipe, runtime_config=runtime(save_paths=(str(target),)))
+    assert list(tmp_path.iterdir()) == []
+    assert pipe.engine.tensor_keys() == ()
