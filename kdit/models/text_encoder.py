@@ -43,7 +43,7 @@ def load_text_encoder(
     component = ComponentFolder.at(model_folder)
     component.check()
     tokenizer = load_tokenizer(tokenizer_folder)
-    model = _load_model(component, dtype).to(device).requires_grad_(False).eval()
+    model = _load_model(component, dtype, device)
     _check_vocabulary(tokenizer, model, Path(tokenizer_folder), component)
     return TextEncoder(tokenizer, model)
 
@@ -65,7 +65,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load_model(component: ComponentFolder, dtype: torch.dtype) -> nn.Module:
+def _load_model(component: ComponentFolder, dtype: torch.dtype, device: torch.device | str) -> nn.Module:
     with quiet("transformers"), torch.inference_mode(False):
         cls = library_class("transformers", component.class_name, "PreTrainedModel", component.config_path)
         model: nn.Module
@@ -81,8 +81,8 @@ def _load_model(component: ComponentFolder, dtype: torch.dtype) -> nn.Module:
             component.class_name,
             component.path,
         )
-    check_loading_info(info, model, component.path)
-    return model
+        check_loading_info(info, model, component.path)
+        return model.to(device).requires_grad_(False).eval()
 
 
 def _tokenizer_class(folder: Path) -> tuple[str, Path]:

@@ -32,5 +32,5 @@ def load_vae(folder: str | Path, *, dtype: torch.dtype, device: torch.device | s
             component.class_name,
             component.path,
         )
-    check_loading_info(info, model, component.path)
-    return model.to(device).requires_grad_(False).eval()
+        check_loading_info(info, model, component.path)
+        return model.to(device).requires_grad_(False).eval()

@@ -79,10 +79,13 @@ def test_shards_equal_one_file(folder: Path) -> None:
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
-def test_weights_are_plain_tensors_inside_inference_mode(folder: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # the latter stands for a device to move to
+def test_weights_are_plain_tensors_inside_inference_mode(folder: Path, device: str) -> None:
     with torch.inference_mode():
-        model = load(folder)
-    assert not any(p.is_inference() for p in model.parameters())
+        encoder = load_text_encoder(folder / "text_encoder", folder / "tokenizer", dtype=torch.float32, device=device)
+    held = (*encoder.model.parameters(), *encoder.model.buffers())
+    assert {tensor.device.type for tensor in held} == {device}
+    assert not any(tensor.is_inference() for tensor in held)
 
 
 def rename_embedding(tensors: dict[str, Tensor]) -> None:

@@ -52,9 +52,11 @@ def test_shards_equal_one_file(folder: Path) -> None:
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
-def test_weights_are_plain_tensors_inside_inference_mode(folder: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # the latter stands for a device to move to
+def test_weights_are_plain_tensors_inside_inference_mode(folder: Path, device: str) -> None:
     with torch.inference_mode():
-        vae = load(folder)
+        vae = load_vae(folder, dtype=torch.float32, device=device)
+    assert {p.device.type for p in vae.parameters()} == {device}
     assert not any(p.is_inference() for p in vae.parameters())
 
 

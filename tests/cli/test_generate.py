@@ -1,0 +1,346 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from kdit.cli.generate import cancel_on_interrupt, check_writable, output_paths, save_latents
+from kdit.cli.main import app
+from kdit.cli.progress import BarProgress, LineProgress, duration, open_progress
+from kdit.errors import Cancelled, NonFiniteError, OutputError
+from kdit.nodes.core.step_report import StepReport
+from kdit.pipelines.cancel_token import CancelToken
+from kdit.pipelines.pipeline import Pipeline
+
+RUN = CliRunner()
+QUICK = ["--size", "64x64", "--steps", "2", "--device", "cpu"]
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+def test_one_sample_keeps_its_name_and_several_are_numbered() -> None:
+    assert output_paths(Path("out/heart.png"), 1) == (Path("out/heart.png"),)
+    assert output_paths(Path("out/heart.v2.png"), 2) == (Path("out/heart.v2-0.png"), Path("out/heart.v2-1.png"))
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x", "x.png.txt", ".png"])
+def test_other_suffixes_are_refused(name: str) -> None:
+    with pytest.raises(OutputError, match=r"must end in \.png or \.safetensors"):
+        output_paths(Path(name), 1)
+
+
+def test_unwritable_places_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "taken.png"
+    folder.mkdir()
+    with pytest.raises(OutputError, match="it is a folder"):
+        check_writable(folder)
+    with pytest.raises(OutputError, match="does not exist"):
+        check_writable(tmp_path / "missing" / "x.png")
+    with pytest.raises(OutputError, match="cannot write"):
+        check_writable(Path("/proc/x.png"))
+    with pytest.raises(OutputError, match="cannot write"):
+        check_writable(tmp_path / ("x" * 300 + ".png"))
+    check_writable(tmp_path / "x.png")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_latents_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.safetensors"
+    save_latents(path, torch.arange(6.0).reshape(1, 2, 3), {"prompt": "狐"})
+    with safe_open(path, "pt") as file:
+        assert torch.equal(file.get_tensor("latents"), torch.arange(6.0).reshape(1, 2, 3))
+        assert json.loads(file.metadata()["kdit"]) == {"prompt": "狐"}
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", fail)
+    before = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        save_latents(path, torch.zeros(1, 2, 3), {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+def test_plain_lines_come_once_per_tenth() -> None:
+    stream = StringIO()
+    progress = LineProgress(stream)
+    progress.stage("loading mini")
+    for done in range(1, 51):
+        progress.step(done, 50, 0.5)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "loading mini"
+    assert len(lines) == 11
+    assert lines[1] == "step 5/50, 2.0 steps/s, 22.5 s left"
+    assert lines[-1] == "step 50/50, 2.0 steps/s, 0.0 s left"
+
+
+def test_few_steps_are_all_shown() -> None:
+    stream = StringIO()
+    progress = LineProgress(stream)
+    for done in (1, 2, 3):
+        progress.step(done, 3, 90.0)
+    assert stream.getvalue().splitlines()[0] == "step 1/3, 90.0 s/step, 3 min 00 s left"
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with open_progress(stream) as progress:
+        assert isinstance(progress, BarProgress)
+        progress.stage("loading mini")
+        progress.step(1, 4, 0.5)
+        progress.bar.refresh()
+    assert "step 1/4, 2.0 steps/s, 1.5 s left" in stream.getvalue()
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0.04, 59.94, 59.96, 125, 3599.9, 3725)] == [
+        "0.0 s",
+        "59.9 s",
+        "1 min 00 s",
+        "2 min 05 s",
+        "1 h 00 min",
+        "1 h 02 min",
+    ]
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    token = CancelToken()
+    before = signal.getsignal(signal.SIGINT)
+    with cancel_on_interrupt(token):
+        signal.raise_signal(signal.SIGINT)
+        assert token.is_set
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# ---- errors of the pipeline ----------------------------------------------------------------------
+
+
+def invoke_with_error(error: BaseException, monkeypatch: pytest.MonkeyPatch, folder: Path) -> SimpleNamespace:
+    def from_models(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Pipeline, "from_models", from_models)
+    result = RUN.invoke(app, ["generate", "a", "-o", str(folder / "x.png")])
+    return SimpleNamespace(
+        code=result.exit_code, err=result.stderr.splitlines(), out=result.stdout, error=result.exception
+    )
+
+
+def test_a_result_that_is_not_finite_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke_with_error(NonFiniteError("NaN in step 3"), monkeypatch, tmp_path)
+    assert (result.code, result.err[-1], result.out) == (1, "kdit: error: NaN in step 3", "")
+
+
+def test_cancelled_exits_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke_with_error(Cancelled("cancelled"), monkeypatch, tmp_path)
+    assert (result.code, result.err[-1]) == (130, "kdit: cancelled")
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke_with_error(ZeroDivisionError("bug"), monkeypatch, tmp_path)
+    assert result.code == 1
+    assert isinstance(result.error, ZeroDivisionError)
+
+
+# ---- with the built-in model ---------------------------------------------------------------------
+
+
+def test_a_picture_with_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "heart.png"
+    result = RUN.invoke(app, ["generate", "red heart", "-o", str(path), "--seed", "0", *QUICK])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"wrote {path} (seed 0, ")
+    assert "step 2/2" in result.stderr
+    with Image.open(path) as image:
+        assert image.size == (64, 64)
+        assert any("red heart" in str(value) for value in image.info.values())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_several_prompts_are_numbered_prompt_major(tmp_path: Path) -> None:
+    arguments = ["red heart", "blue car", "-o", str(tmp_path / "x.png"), "--num", "2", "--seed", "7", "--json", *QUICK]
+    result = RUN.invoke(app, ["generate", *arguments])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["files"] == [str(tmp_path / f"x-{i}.png") for i in range(4)]
+    assert report["seeds"] == [7, 8, 9, 10]
+    assert report["settings"]["steps"] == 2
+    assert report["timings"]["command"] > 0
+    pictures = [Path(file).read_bytes() for file in report["files"]]
+    assert len(set(pictures)) == 4
+    alone = tmp_path / "alone.png"
+    RUN.invoke(app, ["generate", "blue car", "-o", str(alone), "--seed", "9", *QUICK])
+    with Image.open(alone) as a, Image.open(report["files"][2]) as b:
+        differences = [abs(x - y) for x, y in zip(a.tobytes(), b.tobytes(), strict=True)]
+    assert max(differences) <= 1
+
+
+def test_several_files_are_listed(tmp_path: Path) -> None:
+    result = RUN.invoke(app, ["generate", "a", "b", "-o", str(tmp_path / "x.png"), "--seed", "7", *QUICK])
+    lines = result.stdout.splitlines()
+    assert lines[:2] == [f"wrote {tmp_path}/x-0.png (seed 7)", f"wrote {tmp_path}/x-1.png (seed 8)"]
+    assert lines[2].startswith("2 files in ")
+
+
+@pytest.mark.parametrize("prompt", ["", " ".join(["heart"] * 600), "かわいい 😄 ō"], ids=["empty", "long", "emoji"])
+def test_unusual_prompts(prompt: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    result = RUN.invoke(app, ["generate", prompt, "-o", str(path), *QUICK])
+    assert result.exit_code == 0, result.output
+    with Image.open(path) as image:
+        assert json.loads(image.info["kdit"])["prompt"] == prompt
+
+
+def test_a_prompt_that_is_too_long_can_be_refused(tmp_path: Path) -> None:
+    arguments = [" ".join(["heart"] * 600), "-o", str(tmp_path / "x.png"), "--long-prompt", "reject", *QUICK]
+    result = RUN.invoke(app, ["generate", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("kdit: error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_reach_the_picture(tmp_path: Path) -> None:
+    plain = ["generate", "red heart", "--seed", "1", "--json", *QUICK]
+    options = ["--cfg", "2", "--negative", "blue", "--max-sequence-length", "20", "--modulation", "inline"]
+    files = [tmp_path / "plain.png", tmp_path / "other.png"]
+    settings = [
+        json.loads(RUN.invoke(app, [*plain, "-o", str(path), *more]).stdout)["settings"]
+        for path, more in zip(files, ([], [*options, "--batch-invariant"]), strict=True)
+    ]
+    assert {key: settings[1][key] for key in settings[1] if settings[0][key] != settings[1][key]} == {
+        "cfg_scale": 2.0,
+        "negative_prompt": "blue",
+        "max_sequence_length": 20,
+        "modulation": "inline",
+        "batch_invariant": True,
+    }
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_ctrl_c_after_the_last_step_keeps_the_whole_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt_at_the_end(_: object) -> Callable[[StepReport], None]:
+        def after_step(report: StepReport) -> None:
+            if report.step_index + 1 == report.num_steps:
+                signal.raise_signal(signal.SIGINT)
+
+        return after_step
+
+    monkeypatch.setattr("kdit.cli.generate._step_printer", interrupt_at_the_end)
+    path = tmp_path / "x.png"
+    result = RUN.invoke(app, ["generate", "red heart", "-o", str(path), *QUICK])
+    assert result.exit_code == 130
+    assert result.stdout.startswith(f"wrote {path}")
+    with Image.open(path) as image:
+        image.load()
+
+
+def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt_twice(_: object) -> Callable[[StepReport], None]:
+        def after_step(_: StepReport) -> None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+        return after_step
+
+    monkeypatch.setattr("kdit.cli.generate._step_printer", interrupt_twice)
+    result = RUN.invoke(app, ["generate", "red heart", "-o", str(tmp_path / "x.png"), *QUICK])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "kdit: interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_latents_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    result = RUN.invoke(app, ["generate", "red heart", "-o", str(path), "--seed", "3", *QUICK])
+    assert result.exit_code == 0, result.output
+    with safe_open(path, "pt") as file:
+        assert file.get_tensor("latents").shape == (1, 16, 64)
+        settings = json.loads(file.metadata()["kdit"])
+    assert settings["seed"] == 3
+    assert settings["steps"] == 2
+
+
+def test_a_size_the_model_cannot_make_is_one_line(tmp_path: Path) -> None:
+    arguments = ["red heart", "-o", str(tmp_path / "x.png"), "--size", "17x31", "--steps", "1"]
+    result = RUN.invoke(app, ["generate", *arguments])
+    assert result.exit_code == 2
+    complaints = [line for line in result.stderr.splitlines() if line.startswith("kdit: error: ")]
+    assert len(complaints) == 1
+    assert result.stderr.splitlines()[-1] == complaints[0]
+    assert "16x32" in complaints[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
+    result = RUN.invoke(app, ["generate", "a", "--model", str(tmp_path / "no"), "-o", str(tmp_path / "x.png")])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("kdit: error: ")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from kdit.cli.main import app; app()", "generate", *arguments]
+
+
+@pytest.mark.slow
+def test_any_script_in_an_ascii_locale(tmp_path: Path) -> None:
+    path = tmp_path / "かわいい.png"
+    for extra in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        environment = {**os.environ, "LC_ALL": "C", **extra}
+        done = subprocess.run(
+            command("かわいい 😄 ō", "-o", str(path), "--seed", "1", *QUICK),
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        with Image.open(path) as image:
+            assert any("かわいい 😄 ō" in str(value) for value in image.info.values())
+        path.unlink()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_between_two_steps(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("red heart", "-o", str(tmp_path / "x.png"), "--steps", "4000", "--device", "cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("encoding"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert [line for line in err.splitlines() if not line.startswith("step ")] == [err.splitlines()[-1]]
+    assert err.splitlines()[-1].startswith("kdit: ")
+    assert list(tmp_path.iterdir()) == []
