@@ -10,7 +10,7 @@ TensorData = Tensor | list[Tensor]
 class TensorValue:
     """One tensor or a list of tensors, with a release that drops the references at once.
 
-    A list is copied, so that releasing never empties a list that belongs to the caller.
+    A list is copied: what its owner does with it later, or a release here, does not reach the other.
     """
 
     __slots__ = ("data",)

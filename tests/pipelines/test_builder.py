@@ -59,6 +59,7 @@ def test_the_graph_is_data() -> None:
     read.IMAGE >> encode.END_IMG
     graph = builder.build()
     assert pickle.loads(pickle.dumps(graph)) == graph
+    assert [end.connector for edge in graph.edges for end in (edge.src, edge.dst)] == [None, None]  # not the builder
     assert hash(graph) == hash(builder.build())
 
 
