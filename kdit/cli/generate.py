@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 from kdit.cli.progress import Progress, duration, open_progress
 from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
 from kdit.errors import OutputError
+from kdit.output_file import check_writable, whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +56,7 @@ def run_generate(options: GenerateOptions) -> int:
         save_paths=None if as_latents else tuple(map(str, paths)),
     )
     for path in paths:
-        check_writable(path)
+        check_writable(path, (PICTURE, LATENTS))
     started = time.perf_counter()
     with open_progress() as progress:
         result, interrupted = _run_pipeline(options, prompts, runtime_config, progress)
@@ -127,21 +126,6 @@ def output_paths(output: Path, count: int) -> tuple[Path, ...]:
     return tuple(output.with_name(f"{output.stem}-{i}{output.suffix}") for i in range(count))
 
 
-def check_writable(path: Path) -> None:
-    """Find out before the long part whether ``path`` can be written. Raises OutputError."""
-    try:
-        if path.is_dir():
-            raise OutputError(f"cannot write {path}: it is a folder")
-        if not path.parent.is_dir():
-            raise OutputError(f"cannot write {path}: folder {path.parent} does not exist")
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-            pass
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def _save_all_latents(result: GenerateResult, prompts: list[str], paths: tuple[Path, ...]) -> None:
     for i, path in enumerate(paths):
         settings = {**result.settings, "prompt": prompts[i], "seed": result.seeds[i]}
@@ -157,14 +141,8 @@ def save_latents(path: Path, latents: Tensor, settings: Mapping[str, object]) ->
     from safetensors.torch import save
 
     data = save({"latents": latents.contiguous().cpu()}, metadata={"kdit": json.dumps(settings)})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(data)
 
 
 def _report(options: GenerateOptions, result: GenerateResult, paths: tuple[Path, ...], seconds: float) -> None:

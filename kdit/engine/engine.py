@@ -60,6 +60,7 @@ class Engine:
     register_tensor = auto_dispatch(Executor.register_tensor)
     consume_tensor = auto_dispatch(Executor.consume_tensor)
     clear_all_tensors = auto_dispatch(Executor.clear_all_tensors)
+    forget_nodes = auto_dispatch(Executor.forget_nodes)
     clear_models = auto_dispatch(Executor.clear_models)
     _shutdown_executors = auto_dispatch(Executor.shutdown)
 

@@ -189,6 +189,16 @@ class Executor:
         with self._command("list tensors"):
             return tuple((run, key) for run, pool in self._tensor_pools.items() for key in pool.keys())  # noqa: SIM118
 
+    def forget_nodes(self, node_ids: Collection[int]) -> None:
+        """Forget these nodes and the models that they have loaded; other graphs keep theirs."""
+        with self._command("forget nodes"), self._agreed():
+            loaded = self._model_pool.keys()
+            for key in loaded:
+                if key.node_id in node_ids:
+                    self._model_pool.remove(key)
+            for node_id in node_ids:
+                self._node_cache.pop(node_id, None)
+
     def clear_models(self) -> None:
         """Forget all models and nodes."""
         with self._command("clear models"), self._agreed():

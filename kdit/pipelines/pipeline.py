@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
+from types import TracebackType
+from typing import Self
 
 from kdit.config import CacheConfig, ExecuteConfig, ParallelConfig, RuntimeConfig, SampleConfig
 from kdit.engine.engine import Engine
@@ -80,7 +82,11 @@ class Pipeline:
             parallel_config=parallel_config,
             engine=engine,
         )
-        pipeline.load_models()
+        try:
+            pipeline.load_models()
+        except BaseException:
+            pipeline.close()  # models that came before the one that failed
+            raise
         return pipeline
 
     def load_models(self) -> None:
@@ -190,6 +196,18 @@ class Pipeline:
             hold=hold,
             notices=tuple(notices),
         )
+
+    def close(self) -> None:
+        """Give the memory of the loaded models back. The pipeline cannot be used afterwards."""
+        self.engine.forget_nodes([node_def.node_id for node_def in self.pipeline_def.nodes])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @staticmethod
     def step(runs: Sequence[PipelineRun]) -> tuple[StepReport, ...]:

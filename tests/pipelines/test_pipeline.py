@@ -23,6 +23,7 @@ from kdit import (
     NonFiniteError,
     OutputError,
     ParallelConfig,
+    PinError,
     Pipeline,
     QuantizeConfig,
     RuntimeConfig,
@@ -427,3 +428,30 @@ def test_nan_weights_name_their_stage_and_leave_no_file(
         make(pipe, runtime_config=runtime(save_paths=(str(target),)))
     assert list(tmp_path.iterdir()) == []
     assert pipe.engine.tensor_keys() == ()
+
+
+def test_a_closed_pipeline_gives_its_models_back(dev: Pipeline, dev_folder: Path) -> None:
+    pool = dev.engine.executors[0]._model_pool
+    before = pool.keys()
+    with Pipeline.from_models(dev_folder) as pipe:
+        assert len(pool.keys()) == len(before) + 4
+        made = make(pipe).latents
+    assert pool.keys() == before
+    with pytest.raises(PinError, match="no model"):
+        make(pipe)
+    assert torch.equal(make(dev).latents, made)
+
+
+def test_a_model_that_fails_to_load_takes_the_others_along(
+    dev: Pipeline, dev_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = dev.engine.executors[0]._model_pool
+    before = pool.keys()
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kdit.nodes.io.load_model.load_vae", fail)
+    with pytest.raises(MemoryError):
+        Pipeline.from_models(dev_folder)
+    assert pool.keys() == before

@@ -1,18 +1,15 @@
-"""SAVE_IMAGE: pixels -> PNG files with the settings as text chunks. Its functions also serve the command line."""
+"""SAVE_IMAGE: pixels -> PNG files with the settings as text chunks."""
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kdit.errors import InputError, NonFiniteError, OutputError
+from kdit.errors import InputError, NonFiniteError
 from kdit.keys import IONodeType, TensorKey
 from kdit.nodes.core.factory import IONodeFactory
 from kdit.nodes.core.metadata import read_metadata
@@ -20,6 +17,7 @@ from kdit.nodes.core.node import IONode
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
+from kdit.output_file import check_writable, whole_file
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,6 @@ class SaveImageNode(IONode):
             write_png(image, path, text)
 
 
-def check_writable(path: str, suffixes: Collection[str] = (".png",)) -> None:
-    """Raise OutputError if ``path`` could not be written, before any work is done for it."""
-    target = Path(path)
-    if target.suffix.lower() not in suffixes:
-        raise OutputError(f"cannot write {path!r}: the name must end in {' or '.join(suffixes)}")
-    if target.is_dir():
-        raise OutputError(f"cannot write {path!r}: it is a folder")
-    if not target.parent.exists():
-        raise OutputError(f"cannot write {path!r}: the folder {str(target.parent)!r} does not exist")
-    if not target.parent.is_dir():
-        raise OutputError(f"cannot write {path!r}: {str(target.parent)!r} is not a folder")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {path!r}: no permission to write in {str(target.parent)!r}")
-
-
 def to_uint8(image: Tensor) -> Tensor:
     """Pixels in [0, 1] -> 0 to 255 on the CPU, rounded to the nearest; raises NonFiniteError for NaN and infinity."""
     pixels = image.to(torch.float32)
@@ -92,14 +75,5 @@ def write_png(image: Tensor, path: str, text: Mapping[str, str]) -> None:
     chunks = PngImagePlugin.PngInfo()
     for key, value in text.items():
         chunks.add_itxt(key, value)
-    target = Path(path)
-    partial = target.with_name(f".{uuid.uuid4().hex}.tmp")  # the same folder, since a rename must not cross disks
-    try:
-        try:
-            with partial.open("xb") as file:
-                Image.fromarray(image.contiguous().numpy()).save(file, format="PNG", pnginfo=chunks)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {path!r}: {error.strerror or error}") from error
+    with whole_file(path) as file:
+        Image.fromarray(image.contiguous().numpy()).save(file, format="PNG", pnginfo=chunks)

@@ -11,7 +11,7 @@ from kdit.errors import ConfigError, InputError, NonFiniteError, OutputError
 from kdit.keys import IONodeType, TensorKey
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.node_def import NodeDef
-from kdit.nodes.io.save_image import check_writable, to_uint8, write_png
+from kdit.nodes.io.save_image import to_uint8, write_png
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 
 SOURCE = TensorPoolKey(500, TensorKey.IMAGE)
@@ -83,29 +83,6 @@ def test_every_path_is_checked_before_the_first_is_written(tmp_path: Path) -> No
     with pytest.raises(OutputError, match="does not exist"):
         save_node(torch.zeros(2, 2, 2, 3), paths=paths)
     assert os.listdir(tmp_path) == []
-
-
-def test_check_writable_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "folder.png").mkdir()
-    (tmp_path / "file").write_text("x")
-    for name, message in {
-        "a.jpg": r"must end in \.png",
-        "noname": r"must end in \.png",
-        "folder.png": "it is a folder",
-        "missing/a.png": "missing' does not exist",
-        "file/a.png": "file' is not a folder",
-    }.items():
-        with pytest.raises(OutputError, match=message):
-            check_writable(str(tmp_path / name))
-    check_writable(str(tmp_path / "a.png"))
-    check_writable(str(tmp_path / "a.safetensors"), (".png", ".safetensors"))
-    with pytest.raises(OutputError, match=r"must end in \.png or \.safetensors"):
-        check_writable(str(tmp_path / "a.gif"), (".png", ".safetensors"))
-    monkeypatch.chdir(tmp_path)
-    check_writable("here.png")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(OutputError, match="no permission to write"):
-        check_writable("here.png")
 
 
 def test_a_broken_write_keeps_the_old_file_and_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
