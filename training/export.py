@@ -1,6 +1,7 @@
 """Stage 4: assemble a standard FluxPipeline folder from the checkpoints (averaged weights, bf16 safetensors).
 
-python export.py                       # -> export/
+python export.py                       # -> ../kdit/data/mini, the built-in model
+python export.py --out DIR             # -> a copy elsewhere
 """
 
 import argparse
@@ -14,16 +15,18 @@ from transformers import CLIPTokenizer, T5TokenizerFast
 from model import TextToLatent
 from train_vae import VAE_CONFIG
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+BUILT_IN = HERE.parent / "kdit" / "data" / "mini"
 
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints")
-    ap.add_argument("--out", type=Path, default=HERE / "export")
+    ap.add_argument("--out", type=Path, default=BUILT_IN)
     ap.add_argument("--vae", type=Path, help="VAE checkpoint, if not the one in --checkpoints")
     ap.add_argument("--weights", choices=["ema", "master"], default="ema")
     ap.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    ap.add_argument("--version", help="version of a newly trained model, written to kdit.json")
     args = ap.parse_args()
     dtype = getattr(torch, args.dtype)
 
@@ -49,10 +52,16 @@ def main() -> None:
         config = json.loads((args.out / folder / "config.json").read_text())
         config["dtype"] = "float32"
         (args.out / folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # the classic tokenizer files too, for readers that do not know tokenizer.json
-    for folder, names in (("tokenizer", ("vocab.json", "merges.txt")), ("tokenizer_2", ("spiece.model",))):
-        for name in names:
-            (args.out / folder / name).write_bytes((args.checkpoints / folder / name).read_bytes())
+    # The classic files of the CLIP tokenizer too, for readers that do not know tokenizer.json. T5's spiece.model
+    # stays behind: it splits words otherwise than the tokenizer.json that the model was trained with.
+    for name in ("vocab.json", "merges.txt"):
+        (args.out / "tokenizer" / name).write_bytes((args.checkpoints / "tokenizer" / name).read_bytes())
+    # what a pipeline folder cannot state, and what must go with every copy
+    info = json.loads((BUILT_IN / "kdit.json").read_text())
+    info["version"] = args.version or info["version"]
+    attribution = (BUILT_IN / "ATTRIBUTION.md").read_text()
+    (args.out / "kdit.json").write_text(json.dumps(info, indent=2) + "\n")
+    (args.out / "ATTRIBUTION.md").write_text(attribution)
     size = sum(f.stat().st_size for f in args.out.rglob("*") if f.is_file())
     print(f"{args.out}: {size / 1e6:.1f} MB, step {state['optimizer']['steps']}, {state['seen']} samples seen")
 

@@ -95,7 +95,7 @@ class FastFlux:
 
     def single(self, blk, x, temb, rope):
         sh, sc, g = blk.norm.linear(temb).chunk(3, -1)
-        a, d = blk.attn, x.shape[-1]
+        a = blk.attn
         q, k, v, m = self.project(modulate(x, sh, sc), a.to_q, a.to_k, a.to_v, (blk.proj_mlp,))
         q = norm_rope(self.split_heads(q), a.norm_q.weight[self.head], *rope)
         k = norm_rope(self.split_heads(k), a.norm_k.weight[self.head], *rope)

@@ -42,7 +42,7 @@ def average(tensors: list[torch.Tensor], world: int) -> None:
         flat = torch.cat([t.flatten() for t in tensors])
         dist.all_reduce(flat)
         flat /= world
-        for t, new in zip(tensors, flat.split([t.numel() for t in tensors])):
+        for t, new in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(new.view_as(t))
 
 

@@ -49,7 +49,7 @@ GROUPS = (
     "Symbols",
     "Flags",
 )
-# Names (regular expression) that are dropped: text-like signs, clock faces, gendered duplicates, families, country flags.
+# Names (regular expression) that are dropped: text-like signs, clock faces, gendered duplicates, families, flags.
 DROP = re.compile(
     r"keycap|button|o.clock|-thirty|^flag: |\b(wo)?m[ae]n\b|family|couple|kiss:|people|holding hands|"
     r"input |Japanese|arrow|trade mark|registered|copyright|squared|ATM|"

@@ -1,4 +1,4 @@
-"""Sample the exported folder with diffusers' own FluxPipeline and lay the pictures out on one sheet.
+"""Sample the built-in model with diffusers' own FluxPipeline and lay the pictures out on one sheet.
 
 python sample.py                                     # the standard prompts -> samples.png
 python sample.py --prompt "red heart" --out heart.png
@@ -12,7 +12,8 @@ import torch
 from diffusers import FluxPipeline
 from PIL import Image, ImageDraw
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+BUILT_IN = HERE.parent / "kdit" / "data" / "mini"
 PROMPTS = (
     "a smiling cat face",
     "red heart",
@@ -43,7 +44,7 @@ PROMPTS = (
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--model", type=Path, default=HERE / "export")
+    ap.add_argument("--model", type=Path, default=BUILT_IN)
     ap.add_argument("--prompt", action="append", help="may be repeated; default: the standard prompts")
     ap.add_argument("--steps", type=int, default=24)
     ap.add_argument("--cfg", type=float, default=3.5)
@@ -73,7 +74,7 @@ def main() -> None:
     rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (columns * 136, rows * 152), "white")
     draw = ImageDraw.Draw(sheet)
-    for i, (prompt, image) in enumerate(zip(prompts, images)):
+    for i, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
         x, y = i % columns * 136, i // columns * 152
         sheet.paste(image, (x + 4, y + 4))
         draw.text((x + 4, y + 134), prompt[:22], fill="black")

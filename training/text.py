@@ -38,7 +38,7 @@ def caption(record: dict, rng: random.Random, style: float = 0.5) -> str:
         rng.shuffle(words)
         text = " ".join(words)
     elif kind < 0.93:
-        text = ", ".join([name] + rng.sample(keywords, min(len(keywords), rng.randint(1, 2))))
+        text = ", ".join([name, *rng.sample(keywords, min(len(keywords), rng.randint(1, 2)))])
     else:
         text = " ".join(rng.sample(keywords, min(len(keywords), rng.randint(1, 3))))
     if rng.random() < 0.35:
@@ -102,7 +102,7 @@ def build_tokenizers(records: list[dict], folder: Path) -> None:
             pieces.append(left + right)
             known.add(left + right)
             kept.append((left, right))
-    vocab = {p: i for i, p in enumerate(pieces + [bos, eos])}
+    vocab = {p: i for i, p in enumerate([*pieces, bos, eos])}
     CLIPTokenizer(vocab=vocab, merges=kept, model_max_length=CLIP_LENGTH).save_pretrained(folder / "tokenizer")
     # the classic two-file form as well
     (folder / "tokenizer" / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False))
@@ -111,7 +111,7 @@ def build_tokenizers(records: list[dict], folder: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    rows = [json.loads(line) for line in open(here / "data" / "meta.jsonl")]
+    rows = [json.loads(line) for line in (here / "data" / "meta.jsonl").read_text().splitlines()]
     build_tokenizers(rows, here / "checkpoints")
     t5 = T5TokenizerFast.from_pretrained(here / "checkpoints" / "tokenizer_2")
     clip = CLIPTokenizer.from_pretrained(here / "checkpoints" / "tokenizer")

@@ -1,7 +1,7 @@
 """Stage 3: train the transformer and both text encoders together on cached latents (rectified flow).
 
     python train_dit.py --minutes 80               # from scratch, learning rate decays over the last part
-    python train_dit.py --minutes 60 --resume      # continue from checkpoints/dit.pt (on a CPU or, with --device, a GPU)
+    python train_dit.py --minutes 60 --resume      # continue from checkpoints/dit.pt (--device cuda: on a GPU)
 
 One step: take images of a shuffled epoch (mirrored at random where harmless), draw a caption each (10 % empty), noise
 the latents at stratified logit-normal times, and regress the velocity ``noise - latents``. The hidden matrices are
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL, FluxPipeline
 from transformers import CLIPTokenizer, T5TokenizerFast
 
@@ -111,9 +110,9 @@ class Optimizer:
             owned.append(update)
             other.append((shape, names))
         average(owned, self.world)
-        for update, (shape, names) in zip(owned, other):
+        for update, (shape, names) in zip(owned, other, strict=True):
             size = max(1, shape[0] / shape[1]) ** 0.5
-            for n, u in zip(names, update):
+            for n, u in zip(names, update, strict=True):
                 self.master[n].mul_(1 - lr * 0.01).add_(u, alpha=-lr * size)
         names = self.rest
         b1, b2 = 0.9, 0.98
@@ -123,7 +122,7 @@ class Optimizer:
         torch._foreach_mul_(m2, b2)
         torch._foreach_addcmul_(m2, grads, grads, 1 - b2)
         c1, c2 = 1 - b1**self.steps, 1 - b2**self.steps
-        for n, a, b in zip(names, m1, m2):
+        for n, a, b in zip(names, m1, m2, strict=True):
             # embedding tables see each row rarely: a higher rate; the rest of the text encoders: a lower one
             table = "token_embedding" in n or "shared" in n
             lr = self.adam_lr * scale * (2 if table else 0.2 if "text_encoder" in n else 1)
@@ -190,7 +189,7 @@ def times(count: int, focus: float) -> torch.Tensor:
 def train(rank: int, world: int, args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)  # the same weights everywhere
     device = torch.device(args.device)
-    rows = [json.loads(line) for line in open(args.data / "meta.jsonl")]
+    rows = [json.loads(line) for line in (args.data / "meta.jsonl").read_text().splitlines()]
     names = set(args.names.read_text().splitlines()) if args.names else None
     used = torch.tensor(
         [i for i, r in enumerate(rows) if r["style"] in args.styles and (names is None or r["name"] in names)]
@@ -255,7 +254,8 @@ def train(rank: int, world: int, args: argparse.Namespace) -> None:
         counts += np.bincount(bins, minlength=5)
         if opt.steps % 50 == 0:
             log(
-                f"step {opt.steps} epoch {(opt.steps - first) * args.batch / len(records):.1f} loss {sums.sum() / counts.sum():.4f} by t "
+                f"step {opt.steps} epoch {(opt.steps - first) * args.batch / len(records):.1f} "
+                f"loss {sums.sum() / counts.sum():.4f} by t "
                 f"{np.round(sums / np.maximum(counts, 1), 3).tolist()} scale {scale:.2f} {elapsed:.0f}s "
                 f"{(opt.steps - first) * args.batch / max(elapsed, 1):.1f}/s",
                 flush=True,

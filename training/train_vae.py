@@ -136,11 +136,13 @@ def train(rank: int, world: int, args: argparse.Namespace) -> None:
             sums[:] = 0
         if step % 500 == 0:
             if rank == 0:
-                print("PSNR %.2f dB (mean of images), %.2f dB (mean error)" % psnr(vae, images[::48]), flush=True)
+                of_images, of_error = psnr(vae, images[::48])
+                print(f"PSNR {of_images:.2f} dB (mean of images), {of_error:.2f} dB (mean error)", flush=True)
                 save(step)
     if rank == 0:
         save(step)
-        print("final PSNR over all images: %.2f / %.2f dB" % psnr(vae, images), flush=True)
+        of_images, of_error = psnr(vae, images)
+        print(f"final PSNR over all images: {of_images:.2f} / {of_error:.2f} dB", flush=True)
 
 
 def main() -> None:

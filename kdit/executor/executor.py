@@ -187,7 +187,7 @@ class Executor:
     def tensor_keys(self) -> tuple[tuple[RunId, TensorPoolKey], ...]:
         """Every tensor of every run on this rank. Not collective."""
         with self._command("list tensors"):
-            return tuple((run, key) for run, pool in self._tensor_pools.items() for key in pool.keys())  # noqa: SIM118
+            return tuple((run, key) for run, pool in self._tensor_pools.items() for key in pool.keys())
 
     def forget_nodes(self, node_ids: Collection[int]) -> None:
         """Forget these nodes and the models that they have loaded; other graphs keep theirs."""
@@ -336,7 +336,7 @@ def _check_fed(key: TensorKey, data: object) -> None:
 
 
 def _only_output(pool: TensorPool, key: TensorKey, run: RunId) -> TensorPoolKey:
-    outputs = [item for item in pool.keys() if item.node_id != STAGING_NODE_ID]  # noqa: SIM118
+    outputs = [item for item in pool.keys() if item.node_id != STAGING_NODE_ID]
     found = [item for item in outputs if item.pin is key]
     if len(found) != 1:
         listed = ", ".join(map(str, found or outputs)) or "none"

@@ -30,7 +30,7 @@ def test_every_component_of_the_index_is_there(mini_dir: Path) -> None:
 def test_weights_are_stored_in_half_size(mini_dir: Path, component: str) -> None:
     (file,) = (mini_dir / component).glob("*.safetensors")
     with safe_open(str(file), framework="pt") as weights:
-        dtypes = {weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+        dtypes = {weights.get_slice(key).get_dtype() for key in weights.keys()}
     assert dtypes == {"BF16"}
 
 

@@ -1,0 +1,7 @@
+"""``python -m tests.reference``."""
+
+import sys
+
+from tests.reference.cli import main
+
+sys.exit(main())
