@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from kdit.keys import RunId
+from kdit.keys import ModelKey, RunId
 from kdit.models.network import Network
 from kdit.models.rows import Cond, ModTable, Static
-
-if TYPE_CHECKING:
-    from kdit.generators.generator_def import GeneratorDef
 
 GuidanceKind = Literal["none", "cfg"]
 
@@ -53,7 +50,7 @@ class DenoiseState:
     """
 
     run: RunId
-    definition: GeneratorDef
+    model_key: ModelKey  # whose GeneratorDef steps it
     step_index: int
     latents: Tensor  # [B, ...] packed
     scheduler: Scheduler

@@ -53,7 +53,7 @@ class GeneratorRunner:
         mod = prepare_mod(network, times, cond) if ctx.execute_config.modulation == "table" else None
         return DenoiseState(
             run=ctx.run,
-            definition=self.definition,
+            model_key=self.definition.model_key,
             step_index=0,
             latents=latents,
             scheduler=scheduler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,8 +23,12 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, ..., in_dim] -> [R, ..., out_dim]."""
-        out: Tensor = self.fc_out(self.act(self.fc_in(x)))
-        return out
+        return self.fc_out(self.act(self.fc_in(x)))
+
+    if TYPE_CHECKING:  # nn.Module types its calls as Any
+
+        def __call__(self, x: Tensor) -> Tensor:
+            """As ``forward``."""
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

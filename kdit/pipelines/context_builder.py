@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 
-from kdit.config import ExecuteConfig
 from kdit.engine.engine import Engine
 from kdit.errors import InputError
 from kdit.keys import InferNodeType, IONodeType, ModelKey, TensorKey
@@ -16,9 +15,9 @@ from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.infer.text_encode import EncoderCall
 from kdit.pipelines.dag import fed_key
 from kdit.pipelines.extra_inputs import ExtraInputs
-from kdit.pipelines.family_pipeline import FamilyPipeline, PipelineDefaults
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 
 
 class ContextBuilder(ABC):
@@ -109,18 +108,3 @@ class ContextBuilder(ABC):
             if edge.dst.node_id == node_id and edge.dst.pin is pin:
                 return edge.src.pin
         return None
-
-
-def loader_context(
-    node_def: NodeDef, checkpoint: Checkpoint, pipeline: FamilyPipeline, execute_config: ExecuteConfig
-) -> NodeContext:
-    """The context of a LOAD_MODEL node: it needs no request."""
-    assert node_def.model_key is not None
-    component = pipeline.components[node_def.model_key]
-    tokenizer = None if component.tokenizer is None else str(checkpoint.component(component.tokenizer).path)
-    metadata: dict[str, object] = {
-        "path": str(checkpoint.component(component.folder).path),
-        "tokenizer_path": tokenizer,
-        "dtype": execute_config.component_dtypes.get(component.folder, execute_config.dtype),
-    }
-    return NodeContext(execute_config=execute_config, metadata=metadata)

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from kdit.keys import ModelKey, PipelineKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.rows import LatentShape
+from kdit.pipelines.context_builder import ContextBuilder
 from kdit.pipelines.pipeline_def import PipelineDef
-
-if TYPE_CHECKING:
-    from kdit.pipelines.context_builder import ContextBuilder
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineDefaults:
-    """What applies where a request says nothing. A checkpoint's kdit.json overrides single fields."""
-
-    size: tuple[int, int]  # (width, height)
-    size_multiple: int
-    steps: int
-    guidance_scale: float | None  # None: the network has no embedded guidance
-    cfg_scale: float
-    max_sequence_length: int
-    max_sequence_limit: int
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 
 
 @dataclass(frozen=True)

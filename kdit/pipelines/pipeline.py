@@ -17,11 +17,12 @@ from kdit.keys import IONodeType, RunId, TensorKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.nodes.core.step_report import StepReport
 from kdit.pipelines.cancel_token import CancelToken
-from kdit.pipelines.context_builder import loader_context
 from kdit.pipelines.dag import apply_feeds, topo_sort
 from kdit.pipelines.extra_inputs import ExtraInputs
-from kdit.pipelines.family_pipeline import FamilyPipeline, PipelineDefaults
+from kdit.pipelines.family_pipeline import FamilyPipeline
+from kdit.pipelines.loader_context import loader_context
 from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.pipeline_run import PipelineRun
 from kdit.pipelines.registry import family_pipeline
 from kdit.pipelines.request import make_inputs, with_checkpoint_defaults

@@ -11,8 +11,8 @@ from kdit.generators.registry import generator_def
 from kdit.keys import ModelKey, family_of_model
 from kdit.models.checkpoint import Checkpoint
 from kdit.output_file import check_writable
-from kdit.pipelines.family_pipeline import PipelineDefaults
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.prompts import per_sample, prompt_list
 from kdit.version import __version__
 

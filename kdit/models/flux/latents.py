@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kdit.ops.patch import patchify
+
 
 def pack(latents: Tensor) -> Tensor:
     """[B, C, H, W] -> [B, H/2 * W/2, 4 C]."""
-    b, c, h, w = latents.shape
-    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w // 4, 4 * c)
+    return patchify(latents, (2, 2))
 
 
 def unpack(tokens: Tensor, height: int, width: int) -> Tensor:

@@ -18,6 +18,7 @@ from kdit.models.rows import Cond, LatentShape, ModTable, Rows, Static, Streams
 from kdit.models.weight_rule import WeightRule, fused, plain
 from kdit.ops.attention import Role, SeqLayout, attention
 from kdit.ops.linear import Linear, linear
+from kdit.ops.mlp import Mlp, gelu_tanh
 from kdit.ops.opset import OpSet
 from kdit.ops.rope import apply_rope, rope_table
 from kdit.ops.timestep import timestep_embedding
@@ -31,19 +32,6 @@ DOUBLE_MOD, SINGLE_MOD, HEAD_MOD = 12, 3, 2
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """LayerNorm without weights, then x * scale + shift; shift and scale [R, 1, D]."""
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
-
-
-class MLPEmbedder(nn.Module):
-    """Two linear layers around SiLU: for the time, the guidance and the pooled text."""
-
-    def __init__(self, in_dim: int, hidden: int, ops: OpSet) -> None:
-        super().__init__()
-        self.in_layer = Linear(in_dim, hidden, ops=ops)
-        self.out_layer = Linear(hidden, hidden, ops=ops)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in_dim] -> [..., D]."""
-        return self.out_layer(F.silu(self.in_layer(x)))
 
 
 class QKNorm(nn.Module):
@@ -73,12 +61,7 @@ class StreamLayers(nn.Module):
         self.qkv = Linear(dim, 3 * dim, ops=ops)
         self.norm = QKNorm(params.attention_head_dim)
         self.proj = Linear(dim, dim, ops=ops)
-        self.mlp_in = Linear(dim, MLP_RATIO * dim, ops=ops)
-        self.mlp_out = Linear(MLP_RATIO * dim, dim, ops=ops)
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """[R, L, D] -> [R, L, D]."""
-        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))
+        self.mlp = Mlp(dim, MLP_RATIO * dim, dim, act=gelu_tanh, ops=ops)
 
 
 class DoubleBlock(nn.Module):
@@ -141,7 +124,7 @@ class SingleBlock(nn.Module):
         return Streams(img, txt)
 
     def _merge(self, attn: Tensor, mlp: Tensor) -> Tensor:
-        return self.linear2(torch.cat((attn, F.gelu(mlp, approximate="tanh")), dim=-1))
+        return self.linear2(torch.cat((attn, gelu_tanh(mlp)), dim=-1))
 
     def _image_only(self, img: Tensor, txt_in: Tensor, img_in: Tensor, gate: Tensor, rows: Rows) -> Tensor:
         qkv, mlp = self.linear1(img_in).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
@@ -174,9 +157,9 @@ class FluxNetwork(Network):
         self.params, self.ops = params, ops
         self.img_in = Linear(params.in_channels, dim, ops=ops)
         self.txt_in = Linear(params.joint_attention_dim, dim, ops=ops)
-        self.time_in = MLPEmbedder(TIME_CHANNELS, dim, ops)
-        self.guidance_in = MLPEmbedder(TIME_CHANNELS, dim, ops) if params.guidance_embeds else None
-        self.vector_in = MLPEmbedder(params.pooled_projection_dim, dim, ops)
+        self.time_in = Mlp(TIME_CHANNELS, dim, dim, act=F.silu, ops=ops)
+        self.guidance_in = Mlp(TIME_CHANNELS, dim, dim, act=F.silu, ops=ops) if params.guidance_embeds else None
+        self.vector_in = Mlp(params.pooled_projection_dim, dim, dim, act=F.silu, ops=ops)
         last = params.num_single_layers - 1
         self.double_blocks = nn.ModuleList(DoubleBlock(params, ops) for _ in range(params.num_layers))
         self.single_blocks = nn.ModuleList(
@@ -244,12 +227,12 @@ class FluxNetwork(Network):
     rules = (
         *plain("img_in", "x_embedder"),
         *plain("txt_in", "context_embedder"),
-        *plain("time_in.in_layer", "time_text_embed.timestep_embedder.linear_1"),
-        *plain("time_in.out_layer", "time_text_embed.timestep_embedder.linear_2"),
-        *plain("guidance_in.in_layer", "time_text_embed.guidance_embedder.linear_1"),
-        *plain("guidance_in.out_layer", "time_text_embed.guidance_embedder.linear_2"),
-        *plain("vector_in.in_layer", "time_text_embed.text_embedder.linear_1"),
-        *plain("vector_in.out_layer", "time_text_embed.text_embedder.linear_2"),
+        *plain("time_in.fc_in", "time_text_embed.timestep_embedder.linear_1"),
+        *plain("time_in.fc_out", "time_text_embed.timestep_embedder.linear_2"),
+        *plain("guidance_in.fc_in", "time_text_embed.guidance_embedder.linear_1"),
+        *plain("guidance_in.fc_out", "time_text_embed.guidance_embedder.linear_2"),
+        *plain("vector_in.fc_in", "time_text_embed.text_embedder.linear_1"),
+        *plain("vector_in.fc_out", "time_text_embed.text_embedder.linear_2"),
         *fused(
             "double_mods.{}",
             ("transformer_blocks.{}.norm1.linear", "transformer_blocks.{}.norm1_context.linear"),
@@ -272,10 +255,10 @@ class FluxNetwork(Network):
         WeightRule("double_blocks.{}.txt.norm.key", ("transformer_blocks.{}.attn.norm_added_k.weight",)),
         *plain("double_blocks.{}.img.proj", "transformer_blocks.{}.attn.to_out.0", shard="row"),
         *plain("double_blocks.{}.txt.proj", "transformer_blocks.{}.attn.to_add_out", shard="row"),
-        *plain("double_blocks.{}.img.mlp_in", "transformer_blocks.{}.ff.net.0.proj", shard="col"),
-        *plain("double_blocks.{}.img.mlp_out", "transformer_blocks.{}.ff.net.2", shard="row"),
-        *plain("double_blocks.{}.txt.mlp_in", "transformer_blocks.{}.ff_context.net.0.proj", shard="col"),
-        *plain("double_blocks.{}.txt.mlp_out", "transformer_blocks.{}.ff_context.net.2", shard="row"),
+        *plain("double_blocks.{}.img.mlp.fc_in", "transformer_blocks.{}.ff.net.0.proj", shard="col"),
+        *plain("double_blocks.{}.img.mlp.fc_out", "transformer_blocks.{}.ff.net.2", shard="row"),
+        *plain("double_blocks.{}.txt.mlp.fc_in", "transformer_blocks.{}.ff_context.net.0.proj", shard="col"),
+        *plain("double_blocks.{}.txt.mlp.fc_out", "transformer_blocks.{}.ff_context.net.2", shard="row"),
         *plain("single_mods.{}", "single_transformer_blocks.{}.norm.linear"),
         *fused(
             "single_blocks.{}.linear1",

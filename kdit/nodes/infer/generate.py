@@ -108,7 +108,7 @@ class GeneratorNode(SteppableNode):
 
 
 def _runner(state: DenoiseState) -> GeneratorRunner:
-    return GeneratorRunner(state.definition)
+    return GeneratorRunner(generator_def(state.model_key))
 
 
 def _tensors(pins: PinHub, key: TensorKey) -> list[Tensor]:

@@ -11,9 +11,9 @@ from kdit.models.checkpoint import Checkpoint
 from kdit.nodes.infer.text_encode import EncoderCall
 from kdit.pipelines.context_builder import ContextBuilder
 from kdit.pipelines.extra_inputs import ExtraInputs
-from kdit.pipelines.family_pipeline import PipelineDefaults
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.prompts import per_sample
 
 

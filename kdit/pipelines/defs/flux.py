@@ -10,9 +10,10 @@ from kdit.models.checkpoint import Checkpoint
 from kdit.models.flux.latents import pack, unpack
 from kdit.models.rows import LatentShape
 from kdit.pipelines.context_builders.flux import FluxContextBuilder
-from kdit.pipelines.family_pipeline import Component, FamilyPipeline, PipelineDefaults
+from kdit.pipelines.family_pipeline import Component, FamilyPipeline
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
+from kdit.pipelines.pipeline_defaults import PipelineDefaults
 
 PATCH = 2  # latents per token along each side
 
