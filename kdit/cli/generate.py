@@ -69,22 +69,23 @@ def run_generate(options: GenerateOptions) -> int:
 def _run_pipeline(
     options: GenerateOptions, prompts: list[str], runtime_config: RuntimeConfig, progress: Progress
 ) -> tuple[GenerateResult, bool]:
-    progress.stage(f"loading {options.model}")
+    progress.stage(f"opening {options.model}")
     from kdit.pipelines.cancel_token import CancelToken
     from kdit.pipelines.pipeline import Pipeline
 
-    pipeline = Pipeline.from_models(options.model, execute_config=options.execute_config)
+    pipeline = Pipeline.open(options.model, execute_config=options.execute_config)
+    request = pipeline.prepare(
+        prompts[0] if len(prompts) == 1 else prompts,
+        prompt_negative=options.negative,
+        sample_config=options.sample_config,
+        runtime_config=runtime_config,
+    )
+    progress.stage(f"loading {options.model}")
+    pipeline.load_models()
     token = CancelToken()
     progress.stage("encoding the prompt")
     with cancel_on_interrupt(token):
-        result = pipeline.generate(
-            prompts[0] if len(prompts) == 1 else prompts,
-            prompt_negative=options.negative,
-            sample_config=options.sample_config,
-            runtime_config=runtime_config,
-            callback=_step_printer(progress),
-            cancel=token,
-        )
+        result = pipeline.run(request, callback=_step_printer(progress), cancel=token)
     return result, token.is_set
 
 

@@ -25,7 +25,7 @@ from kdit.pipelines.options import check_cache_config, check_execute_config, che
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.pipeline_run import PipelineRun
 from kdit.pipelines.registry import family_pipeline
-from kdit.pipelines.request import make_inputs, with_checkpoint_defaults
+from kdit.pipelines.request import PipelineRequest, make_inputs, spatial_feeds, with_checkpoint_defaults
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_value import TensorData
 
@@ -51,6 +51,7 @@ class Pipeline:
         self.execute_config, self.parallel_config, self.engine = execute_config, parallel_config, engine
         self.defaults: PipelineDefaults = with_checkpoint_defaults(family.defaults(checkpoint), checkpoint)
         self.pipeline_def = family.build()
+        self.model_hash = checkpoint.weight_hash()
         self.load_seconds = 0.0
 
     @classmethod
@@ -67,6 +68,20 @@ class Pipeline:
         Raises CheckpointError for files that cannot be used and UnsupportedOptionError for options that the
         family does not have, both before any weight is loaded.
         """
+        pipeline = cls.open(path, execute_config=execute_config, parallel_config=parallel_config, engine=engine)
+        pipeline.load_models()
+        return pipeline
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        execute_config: ExecuteConfig | None = None,
+        parallel_config: ParallelConfig | None = None,
+        engine: Engine | None = None,
+    ) -> Pipeline:
+        """Everything of ``from_models`` but loading: requests can be checked (``prepare``), not run."""
         execute_config, parallel_config = execute_config or ExecuteConfig(), parallel_config or ParallelConfig()
         checkpoint = Checkpoint.open(path)
         family = family_pipeline(checkpoint.pipeline_key())
@@ -75,7 +90,8 @@ class Pipeline:
         if engine is None:
             device = execute_config.device
             engine = Engine.get_default() if device is None else Engine.single(device, parallel_config)
-        pipeline = cls(
+        checkpoint.check()
+        return cls(
             checkpoint,
             family,
             name=str(path),
@@ -83,22 +99,18 @@ class Pipeline:
             parallel_config=parallel_config,
             engine=engine,
         )
-        try:
-            pipeline.load_models()
-        except BaseException:
-            pipeline.close()  # models that came before the one that failed
-            raise
-        return pipeline
 
     def load_models(self) -> None:
-        """Check every file of the folder, then run the graph's loaders."""
+        """Run the graph's loaders. If one fails, the models that came before it are given back."""
         started = perf_counter()
-        self.checkpoint.check()
-        self.model_hash = self.checkpoint.weight_hash()
-        for node_def in topo_sort(self.pipeline_def):
-            if node_def.node_type is IONodeType.LOAD_MODEL:
-                context = loader_context(node_def, self.checkpoint, self.family, self.execute_config)
-                self.engine.run_node(node_def, {}, context)
+        try:
+            for node_def in topo_sort(self.pipeline_def):
+                if node_def.node_type is IONodeType.LOAD_MODEL:
+                    context = loader_context(node_def, self.checkpoint, self.family, self.execute_config)
+                    self.engine.run_node(node_def, {}, context)
+        except BaseException:
+            self.close()
+            raise
         self.load_seconds = perf_counter() - started
 
     def generate(
@@ -121,7 +133,7 @@ class Pipeline:
         step; ``cancel`` stops the request between two steps with ``Cancelled``. Raises InputError for a
         request that cannot be made and NonFiniteError when NaN or infinity appears.
         """
-        with self.start(
+        request = self.prepare(
             prompt,
             prompt_negative=prompt_negative,
             sample_config=sample_config,
@@ -129,14 +141,8 @@ class Pipeline:
             cache_config=cache_config,
             extra_inputs=extra_inputs,
             feeds=feeds,
-        ) as run:
-            while run.steps_left:
-                if cancel is not None and cancel.is_set:
-                    raise Cancelled(f"cancelled after step {run.num_steps - run.steps_left} of {run.num_steps}")
-                (report,) = self.step([run])
-                if callback is not None:
-                    callback(report)
-            return run.finish()
+        )
+        return self.run(request, callback=callback, cancel=cancel)
 
     def start(
         self,
@@ -154,6 +160,29 @@ class Pipeline:
 
         ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
         """
+        request = self.prepare(
+            prompt,
+            prompt_negative=prompt_negative,
+            sample_config=sample_config,
+            runtime_config=runtime_config,
+            cache_config=cache_config,
+            extra_inputs=extra_inputs,
+            feeds=feeds,
+        )
+        return self.begin(request, hold=hold)
+
+    def prepare(
+        self,
+        prompt: str | list[str],
+        *,
+        prompt_negative: str | list[str] | None = None,
+        sample_config: SampleConfig | None = None,
+        runtime_config: RuntimeConfig | None = None,
+        cache_config: list[CacheConfig] | None = None,
+        extra_inputs: ExtraInputs | None = None,
+        feeds: Mapping[TensorKey, TensorData] | None = None,
+    ) -> PipelineRequest:
+        """Check a request and fill in its defaults. Needs no loaded weights."""
         check_cache_config(self.family.network, cache_config)
         inputs, notices = make_inputs(
             self.defaults,
@@ -168,8 +197,6 @@ class Pipeline:
         fed = dict(feeds or {})
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
             notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
-        for notice in notices:
-            logger.warning("%s", notice)
         graph = apply_feeds(self.pipeline_def, frozenset(fed)) if fed else self.pipeline_def
         builder = self.family.context_builder(graph, self.checkpoint)
         builder.prepare_generate_inputs(
@@ -179,24 +206,36 @@ class Pipeline:
             engine=self.engine,
             vae_model_key=self.family.vae,
         )
-        assert inputs.runtime_config.size is not None
-        shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)
-        for key in (TensorKey.NOISE, TensorKey.BASE_LATENT, TensorKey.LATENTS):
-            if key in fed:
-                given = fed[key]
-                if isinstance(given, list):
-                    raise InputError(f"feeds: {key.name} must be one tensor, got a list of {len(given)}")
-                fed[key] = self.family.latents.from_public(given, shape)
-        return PipelineRun(
-            RunId(f"run-{next(_run_numbers)}"),
-            self.engine,
-            builder,
-            inputs,
-            self.family.latents,
-            feeds=fed,
-            hold=hold,
+        return PipelineRequest(
+            builder=builder,
+            inputs=inputs,
+            feeds=spatial_feeds(fed, inputs, self.checkpoint, self.family.latents),
             notices=tuple(notices),
         )
+
+    def begin(self, request: PipelineRequest, *, hold: Collection[TensorKey] = ()) -> PipelineRun:
+        """Run a request up to its first denoising step."""
+        for notice in request.notices:
+            logger.warning("%s", notice)
+        run_id = RunId(f"run-{next(_run_numbers)}")
+        return PipelineRun(run_id, self.engine, request, self.family.latents, hold=hold)
+
+    def run(
+        self,
+        request: PipelineRequest,
+        *,
+        callback: Callable[[StepReport], None] | None = None,
+        cancel: CancelToken | None = None,
+    ) -> GenerateResult:
+        """Run a request to its end."""
+        with self.begin(request) as run:
+            while run.steps_left:
+                if cancel is not None and cancel.is_set:
+                    raise Cancelled(f"cancelled after step {run.num_steps - run.steps_left} of {run.num_steps}")
+                (report,) = self.step([run])
+                if callback is not None:
+                    callback(report)
+            return run.finish()
 
     def close(self) -> None:
         """Give the memory of the loaded models back. The pipeline cannot be used afterwards."""

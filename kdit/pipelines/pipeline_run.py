@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +14,9 @@ from kdit.errors import InputError
 from kdit.keys import InferNodeType, IONodeType, RunId, TensorKey
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import OutputPins
-from kdit.pipelines.context_builder import ContextBuilder
 from kdit.pipelines.dag import compute_input_pins, count_consumers, prune, topo_sort
 from kdit.pipelines.family_pipeline import LatentForm
-from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.request import PipelineRequest
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 from kdit.tensor.tensor_value import TensorData
@@ -34,21 +33,19 @@ class PipelineRun:
         self,
         run_id: RunId,
         engine: Engine,
-        builder: ContextBuilder,
-        inputs: PipelineGenerateInputs,
+        request: PipelineRequest,
         latent_form: LatentForm,
         *,
-        feeds: Mapping[TensorKey, TensorData],
-        hold: Collection[TensorKey],
-        notices: tuple[str, ...],
+        hold: Collection[TensorKey] = (),
     ) -> None:
-        self.run_id, self.engine, self.inputs, self.notices = run_id, engine, inputs, notices
-        self._builder, self._latent_form = builder, latent_form
+        self.run_id, self.engine, self.inputs, self.notices = run_id, engine, request.inputs, request.notices
+        self._builder, self._latent_form = request.builder, latent_form
         self._outputs: dict[int, OutputPins] = {}
         self._timings: dict[str, float] = {}
         self._started = time.perf_counter()
         self._done = 0
         self._num_steps = 0
+        builder, inputs = request.builder, request.inputs
         graph = builder.pipeline_def
         sinks = [n for n in graph.nodes if n.node_type in OUTPUT_NODES and builder.check_condition(n, inputs)]
         nodes = topo_sort(prune(graph, sinks))
@@ -60,7 +57,7 @@ class PipelineRun:
         try:
             for key, consumers in count_consumers(graph, self._nodes, held=hold).items():
                 engine.register_tensor(key, consumers, run=run_id)
-            engine.feed_tensors(dict(feeds), run=run_id)
+            engine.feed_tensors(request.feeds, run=run_id)
             self._run_nodes_before_loop()
         except BaseException:
             self.close()

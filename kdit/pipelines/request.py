@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
 from kdit.errors import InputError, UnsupportedOptionError
 from kdit.generators.registry import generator_def
-from kdit.keys import ModelKey, family_of_model
+from kdit.keys import ModelKey, TensorKey, family_of_model
 from kdit.models.checkpoint import Checkpoint
 from kdit.output_file import check_writable
+from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.family_pipeline import LatentForm
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.prompts import per_sample, prompt_list
+from kdit.tensor.tensor_value import TensorData
 from kdit.version import __version__
 
 DRAWN_SEED_BITS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRequest:
+    """A checked request, ready to run once. ``Pipeline.prepare`` makes it."""
+
+    builder: ContextBuilder
+    inputs: PipelineGenerateInputs
+    feeds: Mapping[TensorKey, TensorData]
+    notices: tuple[str, ...]  # what was asked for and has no effect
 
 
 def with_checkpoint_defaults(defaults: PipelineDefaults, checkpoint: Checkpoint) -> PipelineDefaults:
@@ -73,6 +87,22 @@ def make_inputs(
         settings=settings,
     )
     return inputs, notices
+
+
+def spatial_feeds(
+    feeds: Mapping[TensorKey, TensorData], inputs: PipelineGenerateInputs, checkpoint: Checkpoint, form: LatentForm
+) -> dict[TensorKey, TensorData]:
+    """The fed tensors, latents brought from their public form to that of the pins. Raises InputError."""
+    config, fed = inputs.runtime_config, dict(feeds)
+    assert config.size is not None
+    shape = form.shape(checkpoint, config.size, config.frame_num)
+    for key in (TensorKey.NOISE, TensorKey.BASE_LATENT, TensorKey.LATENTS):
+        given = fed.get(key)
+        if isinstance(given, list):
+            raise InputError(f"feeds: {key.name} must be one tensor, got a list of {len(given)}")
+        if given is not None:
+            fed[key] = form.from_public(given, shape)
+    return fed
 
 
 def _effective_sample(defaults: PipelineDefaults, given: SampleConfig, key: ModelKey) -> tuple[SampleConfig, list[str]]:

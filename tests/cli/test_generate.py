@@ -128,10 +128,10 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
 
 
 def invoke_with_error(error: BaseException, monkeypatch: pytest.MonkeyPatch, folder: Path) -> SimpleNamespace:
-    def from_models(*_: object, **__: object) -> None:
+    def load_models(_: Pipeline) -> None:
         raise error
 
-    monkeypatch.setattr(Pipeline, "from_models", from_models)
+    monkeypatch.setattr(Pipeline, "load_models", load_models)
     result = RUN.invoke(app, ["generate", "a", "-o", str(folder / "x.png")])
     return SimpleNamespace(
         code=result.exit_code, err=result.stderr.splitlines(), out=result.stdout, error=result.exception
@@ -328,4 +328,22 @@ def test_ctrl_c_ends_between_two_steps(tmp_path: Path) -> None:
     assert out == ""
     assert [line for line in err.splitlines() if not line.startswith("step ")] == [err.splitlines()[-1]]
     assert err.splitlines()[-1].startswith("kdit: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_is_told_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def never(_: Pipeline) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(Pipeline, "load_models", never)
+    monkeypatch.chdir(tmp_path)
+    for arguments, told in (
+        (["--size", "17x31"], "nearest: 16x32"),
+        (["--max-sequence-length", "513"], "at most 512"),
+        (["--steps", "0"], "steps"),
+        (["--seed", "-1"], "seed"),
+        (["-o", "missing/a.png"], "does not exist"),
+    ):
+        result = RUN.invoke(app, ["generate", "a", *arguments])
+        assert result.exit_code == 2 and told in result.stderr, result.output
     assert list(tmp_path.iterdir()) == []

@@ -455,3 +455,19 @@ def test_a_model_that_fails_to_load_takes_the_others_along(
     with pytest.raises(MemoryError):
         Pipeline.from_models(dev_folder)
     assert pool.keys() == before
+
+
+def test_a_request_is_checked_before_weights_are_loaded(dev: Pipeline, dev_folder: Path) -> None:
+    before = dev.engine.executors[0]._model_pool.keys()
+    pipe = Pipeline.open(dev_folder)
+    with pytest.raises(InputError, match="multiples of 16"):
+        pipe.prepare("a", runtime_config=runtime(size=(17, 31)))
+    request = pipe.prepare("a red fox", sample_config=SMALL, runtime_config=runtime())
+    assert pipe.engine.executors[0]._model_pool.keys() == before
+    with pytest.raises(PinError, match="no model"):
+        pipe.run(request)
+    pipe.load_models()
+    assert torch.equal(pipe.run(request).latents, make(dev).latents)
+    with pipe.begin(request, hold=(TensorKey.POSITIVE,)) as run:
+        assert len(run.fetch(TensorKey.POSITIVE)) == 2
+    pipe.close()
