@@ -24,6 +24,10 @@ class Network(nn.Module):
     """
 
     rules: ClassVar[tuple[WeightRule, ...]]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Tensors that a checkpoint may hold and that the reference does not read either; ``{}``: a block's index."""
+    float32: ClassVar[tuple[str, ...]] = ()
+    """Parameters, or modules with all theirs, that are loaded in float32 whatever the dtype; ``{}`` as above."""
     blocks: nn.ModuleList | tuple[nn.Module, ...]
     ops: OpSet
 

@@ -103,6 +103,30 @@ def test_any_float_dtype_is_cast_on_copy(toy: ComponentFolder, stored: torch.dty
     assert {parameter.dtype for parameter in net.parameters()} == {wanted}
 
 
+def test_parameters_that_stay_in_float32(toy: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyNetwork, "float32", ("scale", "blocks.{}.qkv", "blocks.{}.out.bias", "blocks.1.o"))
+    net = load(toy, torch.bfloat16)
+    kept = {name for name, parameter in net.named_parameters() if parameter.dtype is torch.float32}
+    assert kept == {"scale"} | {
+        f"blocks.{i}.{name}" for i in range(2) for name in ("qkv.weight", "qkv.bias", "out.bias")
+    }
+    assert torch.equal(net.state_dict()["blocks.1.out.bias"], toy_tensors()["layers.1.out.bias"])
+    assert net.state_dict()["blocks.1.out.weight"].dtype is torch.bfloat16
+
+
+def test_ignored_tensors_have_no_place_and_need_none(toy: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {f"layers.{name}.unread": torch.ones(2) for name in ("0", "11", "x")}
+    edit_tensors(toy.path / NETWORK_FILE, lambda tensors: tensors.update(more))
+    monkeypatch.setattr(ToyNetwork, "ignored", ("layers.{}.unread",))
+    assert "1 tensors have no place in ToyNetwork: layers.x.unread" in refusal(toy, monkeypatch)
+
+
+def test_only_wan_leaves_norm_added_q_unread(flux: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "blocks.0.attn2.norm_added_q.weight"
+    edit_tensors(flux.path / NETWORK_FILE, lambda tensors: tensors.update({name: torch.ones(2)}))
+    assert f"1 tensors have no place in FluxNetwork: {name}" in refusal(flux, monkeypatch)
+
+
 def test_metadata_is_optional(toy: ComponentFolder) -> None:
     with safe_open(toy.path / NETWORK_FILE, "pt") as file:
         assert not file.metadata()
@@ -237,9 +261,14 @@ def test_wrong_shapes(
 
 
 def test_integer_weights_are_refused(toy: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    integers = {"layers.1.out.bias": torch.ones(5, dtype=torch.int8)}
-    edit_tensors(toy.path / NETWORK_FILE, lambda tensors: tensors.update(integers))
-    assert "layers.1.out.bias has the dtype I8, expected one of F64, F32" in refusal(toy, monkeypatch)
+    for dtype, told in (
+        (torch.int64, "layers.1.out.bias has the dtype I64, expected one of F64, F32"),
+        (torch.int8, "holds 1 tensors in I8, which is not supported, expected F64, F32"),  # of any component
+        (torch.uint8, "holds 1 tensors in U8, which is not supported"),
+    ):
+        integers = {"layers.1.out.bias": torch.ones(5, dtype=dtype)}
+        edit_tensors(toy.path / NETWORK_FILE, lambda tensors, integers=integers: tensors.update(integers))
+        assert told in refusal(toy, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +276,7 @@ def test_integer_weights_are_refused(toy: ComponentFolder, monkeypatch: pytest.M
     [
         (1, ("does not fit its config.json", "have no place in FluxNetwork: transformer_blocks.1.")),
         (3, ("does not fit its config.json", "tensors are missing: transformer_blocks.2.")),
+        (0, ("does not fit its config.json", "have no place in FluxNetwork: transformer_blocks.0.")),
         ("two", ("config.json: ", "num_layers is 'two'")),
     ],
 )

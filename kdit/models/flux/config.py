@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kdit.models.config_reader import ConfigReader
+
+# Values of absent keys: the defaults of diffusers' FluxTransformer2DModel.
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "patch_size": 1,
+        "in_channels": 64,
+        "out_channels": None,
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 768,
+        "guidance_embeds": False,
+        "axes_dims_rope": (16, 56, 56),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +49,7 @@ class FluxParams:
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> FluxParams:
         """Read config.json. Raises CheckpointError naming the key, what it holds and what is expected."""
-        reader = ConfigReader(config, "FLUX.1")
+        reader = ConfigReader(config, "FLUX.1", defaults=DEFAULTS)
         reader.require("patch_size", 1)
         head_dim = reader.size("attention_head_dim")
         axes = reader.ints("axes_dims_rope", low=2, high=head_dim + 1)
@@ -40,8 +58,8 @@ class FluxParams:
         return cls(
             in_channels=reader.size("in_channels"),
             out_channels=reader.optional_size("out_channels") or reader.size("in_channels"),
-            num_layers=reader.size("num_layers"),
-            num_single_layers=reader.size("num_single_layers"),
+            num_layers=reader.count("num_layers"),
+            num_single_layers=reader.count("num_single_layers"),
             attention_head_dim=head_dim,
             num_attention_heads=reader.size("num_attention_heads"),
             joint_attention_dim=reader.size("joint_attention_dim"),

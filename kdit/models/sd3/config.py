@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kdit.models.config_reader import ConfigReader
+
+# Values of absent keys: the defaults of diffusers' SD3Transformer2DModel.
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "patch_size": 2,
+        "in_channels": 16,
+        "num_layers": 18,
+        "attention_head_dim": 64,
+        "num_attention_heads": 18,
+        "joint_attention_dim": 4096,
+        "caption_projection_dim": 1152,
+        "pooled_projection_dim": 2048,
+        "out_channels": 16,
+        "pos_embed_max_size": 96,
+        "dual_attention_layers": (),
+        "qk_norm": None,
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +50,7 @@ class SD3Params:
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> SD3Params:
         """Read config.json. Raises CheckpointError naming the key, what it holds and what is expected."""
-        read = ConfigReader(config, "SD3Transformer2DModel")
+        read = ConfigReader(config, "SD3Transformer2DModel", defaults=DEFAULTS)
         num_layers = read.size("num_layers")
         params = cls(
             patch_size=read.size("patch_size"),

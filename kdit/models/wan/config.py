@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kdit.models.config_reader import ConfigReader
 
 NORM = "rms_norm_across_heads"
+# Values of absent keys: the defaults of diffusers' WanTransformer3DModel.
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 40,
+        "attention_head_dim": 128,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": 4096,
+        "freq_dim": 256,
+        "ffn_dim": 13824,
+        "num_layers": 40,
+        "cross_attn_norm": True,
+        "qk_norm": NORM,
+        "eps": 1e-6,
+        "image_dim": None,
+        "added_kv_proj_dim": None,
+        "rope_max_seq_len": 1024,
+        "pos_embed_seq_len": None,
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +59,7 @@ class WanParams:
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> WanParams:
         """Read config.json. Raises CheckpointError naming the key, what it holds and what is expected."""
-        read = ConfigReader(config, "WanTransformer3DModel")
+        read = ConfigReader(config, "WanTransformer3DModel", defaults=DEFAULTS)
         read.require("qk_norm", NORM)
         params = cls(
             patch_size=read.ints("patch_size", low=1, high=65),

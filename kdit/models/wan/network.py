@@ -345,6 +345,15 @@ class WanNetwork(Network):
         *plain("blocks.{}.mlp.fc_out", "blocks.{}.ffn.net.2", shard="row"),
         *plain("img_out", "proj_out"),
     )
+    ignored = ("blocks.{}.attn2.norm_added_q.weight",)
+    float32 = (
+        "modulation.time",
+        "modulation.tables",
+        "modulation.head",
+        "blocks.{}.cross_norm",
+        "context.image.norm_in",
+        "context.image.norm_out",
+    )
 
 
 NETWORK = WanNetwork

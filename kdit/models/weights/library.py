@@ -18,7 +18,7 @@ LoadedT = TypeVar("LoadedT")
 
 # What the libraries raise for a folder they cannot use; a bare Exception from them stays a bug report.
 _FOLDER_ERRORS: tuple[type[Exception], ...] = (
-    OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError,
+    OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, ArithmeticError,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from kdit.errors import CheckpointError
 from kdit.models.network import Network
 from kdit.models.registry import network_class
 from kdit.models.weights.component_folder import ComponentFolder
-from kdit.models.weights.plan import Placement, plan_weights
+from kdit.models.weights.plan import Placement, kept_dtype, plan_weights
 from kdit.ops.opset import OpSet
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 def load_network(component: ComponentFolder, *, dtype: torch.dtype, device: torch.device | str, ops: OpSet) -> Network:
     """The network of a transformer folder, ready to run: its weights in ``dtype`` on ``device``, no gradients.
+    Those that the network keeps in float32 come in float32.
 
     Headers, names and shapes are checked before anything is allocated. Each parameter is allocated once,
     at its final size; the tensors of the files are copied into it one by one, each cast while it is copied.
@@ -33,14 +34,16 @@ def load_network(component: ComponentFolder, *, dtype: torch.dtype, device: torc
     with torch.inference_mode(False), torch.no_grad():  # plain tensors, also where a whole command runs in it
         net.requires_grad_(False)
         tensors = {
-            name: torch.empty(parameter.shape, dtype=dtype, device=device) for name, parameter in net.named_parameters()
+            name: torch.empty(parameter.shape, dtype=kept_dtype(net, name, dtype), device=device)
+            for name, parameter in net.named_parameters()
         }
         _fill(tensors, placements)
         net.load_state_dict(tensors, strict=True, assign=True)
     held = (*net.named_parameters(), *net.named_buffers())
     unfilled = [name for name, tensor in held if tensor.is_meta]
     assert not unfilled, f"{type(net).__name__} still has {unfilled} on the meta device"
-    logger.info("%s: %d parameters in %s on %s", component.path, weights.num_parameters, dtype, device)
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    logger.info("%s: %d parameters in %s on %s", component.path, num_parameters, dtype, device)
     return net.eval()
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from kdit.errors import CheckpointError
@@ -29,6 +30,7 @@ def plan_weights(net: Network, weights: WeightFiles) -> tuple[Placement, ...]:
 
     The sources of a rule join along dim 0, those of a "row" rule along dim 1. Raises CheckpointError
     naming the tensors that are missing, left over, not floating point, or of another shape than expected.
+    Those that ``net`` ignores are not left over.
     """
     parameters = dict(net.named_parameters())
     bound = dict(_bind_rules(net.rules, parameters))
@@ -43,11 +45,22 @@ def plan_weights(net: Network, weights: WeightFiles) -> tuple[Placement, ...]:
     )
 
 
+def kept_dtype(net: Network, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the parameter ``name`` where the network is loaded in ``dtype``."""
+    kept = any(_pattern(path, below=True).fullmatch(name) for path in net.float32)
+    return torch.float32 if kept else dtype
+
+
+def _pattern(name: str, *, below: bool = False) -> re.Pattern[str]:
+    """``name``, where each ``{}`` is a block's index; ``below``: also what lies in the module of that name."""
+    return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)") + (r"(\..+)?" if below else ""))
+
+
 def _bind_rules(rules: tuple[WeightRule, ...], parameters: dict[str, nn.Parameter]) -> Iterator[tuple[str, WeightRule]]:
     """(parameter, its rule with block indices filled in); a rule for which there is no parameter gives nothing."""
     taken: set[str] = set()
     for rule in rules:
-        pattern = re.compile(re.escape(rule.target).replace(r"\{\}", r"(\d+)"))
+        pattern = _pattern(rule.target)
         for name in parameters:
             if match := pattern.fullmatch(name):
                 assert name not in taken, f"two WeightRules for {name}"
@@ -58,6 +71,7 @@ def _bind_rules(rules: tuple[WeightRule, ...], parameters: dict[str, nn.Paramete
 def _check_names(net: Network, bound: dict[str, WeightRule], weights: WeightFiles) -> None:
     needed = {source for rule in bound.values() for source in rule.sources}
     missing, left_over = needed - weights.tensors.keys(), weights.tensors.keys() - needed
+    left_over = {name for name in left_over if not any(_pattern(ignored).fullmatch(name) for ignored in net.ignored)}
     parts = []
     if missing:
         parts.append(f"{len(missing)} of {len(needed)} tensors are missing: {samples(missing)}")

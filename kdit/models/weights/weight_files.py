@@ -113,7 +113,8 @@ def _scan_files(folder: Path, names: Sequence[str]) -> WeightScan:
         if twice := header.keys() & tensors.keys():
             faults.append(CheckpointError(f"{folder / name} holds tensors that another shard has: {samples(twice)}"))
         tensors.update(header)
-    if narrow := [info for info in tensors.values() if BITS[info.dtype] <= 8 and info.dtype.startswith("F")]:
+    # Wider integers are position ids and the like; narrow numbers are quantised weights, which need their scales.
+    if narrow := [info for info in tensors.values() if BITS[info.dtype] <= 8 and info.dtype != "BOOL"]:
         faults.append(
             CheckpointError(
                 f"{narrow[0].path} holds {len(narrow)} tensors in {narrow[0].dtype}, which is not supported,"
