@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
@@ -35,12 +36,14 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
     Raises OutputError if the disk refuses.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays a link
     partial = target.with_name(f".{uuid.uuid4().hex}.tmp")  # the same folder, since a rename must not cross disks
     with _as_output_error(path):
         try:
             with partial.open("xb") as file:
                 yield file
+            if target.exists():
+                shutil.copymode(target, partial)
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)

@@ -20,3 +20,8 @@ def is_scale(value: object) -> bool:
 def is_pair(value: object) -> bool:
     """Whether ``value`` is a tuple or list of two ints of at least 1."""
     return isinstance(value, tuple | list) and len(value) == 2 and all(is_whole(n, low=1) for n in value)
+
+
+def all_are(values: object, kind: type) -> bool:
+    """Whether ``values`` is a tuple of instances of ``kind``."""
+    return isinstance(values, tuple) and all(isinstance(value, kind) for value in values)

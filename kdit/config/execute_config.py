@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from kdit.config.cache_config import CacheConfig
+from kdit.config.checks import all_are
 from kdit.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -56,6 +57,18 @@ class ExecuteConfig:
     cache_config: tuple[CacheConfig, ...] | None = None  # default of ``generate(cache_config=...)``
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("component_dtypes", Mapping),
+            ("batch_invariant", bool),
+            ("compile", bool),
+            ("offload", bool),
+            ("quant_config", QuantizeConfig),
+            ("fuse_kernel_config", FuseKernelConfig),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"ExecuteConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        if self.cache_config is not None and not all_are(self.cache_config, CacheConfig):
+            raise ConfigError(f"ExecuteConfig.cache_config must be a tuple of CacheConfig, got {self.cache_config!r}")
         for where, name in (("dtype", self.dtype), *self.component_dtypes.items()):
             if name not in DTYPES:
                 raise ConfigError(f"ExecuteConfig {where}: dtype must be one of {', '.join(DTYPES)}, got {name!r}")

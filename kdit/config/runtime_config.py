@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from kdit.config.checks import is_pair, is_whole
+from kdit.config.checks import all_are, is_pair, is_whole
 from kdit.errors import ConfigError
 
 OutputType = Literal["decoded", "latents"]
@@ -41,3 +41,5 @@ class RuntimeConfig:
             raise ConfigError(
                 f"RuntimeConfig.output_type must be one of {', '.join(get_args(OutputType))}, got {self.output_type!r}"
             )
+        if self.save_paths is not None and not all_are(self.save_paths, str):
+            raise ConfigError(f"RuntimeConfig.save_paths must be a tuple of file names, got {self.save_paths!r}")

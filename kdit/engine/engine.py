@@ -55,6 +55,8 @@ class Engine:
     peek_generate = auto_dispatch(Executor.peek_generate)
     steps_left = auto_dispatch(Executor.steps_left)
     end_run = auto_dispatch(Executor.end_run)
+    notices = auto_dispatch(Executor.notices)
+    release_later = auto_dispatch(Executor.release_later)
     feed_tensors = auto_dispatch(Executor.feed_tensors)
     put_tensors = auto_dispatch(Executor.put_tensors)
     register_tensor = auto_dispatch(Executor.register_tensor)

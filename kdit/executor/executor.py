@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ class Executor:
         self._tensor_pools: dict[RunId, TensorPool] = {}
         self._open_states: dict[tuple[int, RunId], _OpenState] = {}
         self._node_cache: dict[int, Node] = {}
+        self._notices: dict[RunId, list[str]] = {}
+        self._released: deque[RunId | Collection[int]] = deque()
 
     # -- running nodes
 
@@ -79,6 +82,7 @@ class Executor:
                         node.run(pins, context=self._inject_context_defaults(context))
                 self._post_sync_tensors(pins, policy)
             self._consume_input_tensors(input_pins, run)
+            self._notices.setdefault(run, []).extend(pins.notices)
             return pins.written
 
     def open_generate(
@@ -94,6 +98,7 @@ class Executor:
                 policy = dispatch_policy(node_def, self._parallel_config)
                 self._pre_sync_tensors(node_def, input_pins, policy, run)
                 state = node.open(pins, context=self._inject_context_defaults(context))
+                self._notices.setdefault(run, []).extend(pins.notices)
             models: InputPins = {pin: key for pin, key in input_pins.items() if isinstance(key, ModelPoolKey)}
             self._open_states[node_def.node_id, run] = _OpenState(state, models)
             self._consume_input_tensors(input_pins, run)
@@ -132,6 +137,11 @@ class Executor:
         with self._command(f"count steps of {node_def}", run), self._agreed():
             return self._steppable(node_def).steps_left(self._open_state(node_def, run).state)
 
+    def notices(self, run: RunId) -> tuple[str, ...]:
+        """What the nodes of ``run`` have told on this rank. Not collective."""
+        with self._command("read notices", run):
+            return tuple(self._notices.get(run, ()))
+
     def end_run(self, run: RunId) -> None:
         """Free every tensor and drop every open state of ``run``; again or for an unknown run it does nothing."""
         with self._command("end", run), self._agreed():
@@ -149,16 +159,20 @@ class Executor:
                 self._pool(run).register(staged, 1)
                 self._pool(run).put(staged, data)
 
-    def put_tensors(self, tensors: Mapping[TensorPoolKey, TensorData], *, run: RunId = MAIN) -> None:
-        """Write tensors to pins, as if the nodes had run."""
+    def put_tensors(
+        self, tensors: Mapping[TensorPoolKey, TensorData] | Mapping[TensorKey, TensorData], *, run: RunId = MAIN
+    ) -> None:
+        """Write tensors to pins, as if the nodes had run; a bare TensorKey means the staging area."""
         with self._command("put", run), self._agreed():
-            for key, data in tensors.items():
+            placed = {_staged(key): data for key, data in tensors.items()}
+            for key, data in placed.items():
                 _check_fed(key.pin, data)
-            for key, data in tensors.items():
+            for key, data in placed.items():
                 self._pool(run).put(key, data)
 
     def get_tensor(self, key: TensorPoolKey | TensorKey, *, run: RunId = MAIN) -> TensorData:
-        """The tensor of one pin, or of the one node of ``run`` whose output carries ``key``; PinError if none.
+        """The tensor of one pin; of a bare TensorKey that of the one node of ``run`` that wrote it, or, if no node
+        did, the staged one; PinError if none.
 
         Not collective: an output that only rank 0 keeps is asked of rank 0.
         """
@@ -178,11 +192,14 @@ class Executor:
             if run in self._tensor_pools:
                 self._tensor_pools[run].consume(key)
 
-    def clear_all_tensors(self, exclude: Collection[TensorPoolKey] | None = None, *, run: RunId = MAIN) -> None:
-        """Free all tensors of ``run`` but those in ``exclude``."""
+    def clear_all_tensors(
+        self, exclude: Collection[TensorPoolKey | TensorKey] | None = None, *, run: RunId = MAIN
+    ) -> None:
+        """Free all tensors of ``run`` but those in ``exclude``; a bare TensorKey keeps every tensor of that name."""
         with self._command("clear", run), self._agreed():
-            if run in self._tensor_pools:
-                self._tensor_pools[run].clear(exclude)
+            pool, kept = self._tensor_pools.get(run), set(exclude or ())
+            if pool is not None:
+                pool.clear([key for key in pool.keys() if key in kept or key.pin in kept])
 
     def tensor_keys(self) -> tuple[tuple[RunId, TensorPoolKey], ...]:
         """Every tensor of every run on this rank. Not collective."""
@@ -192,12 +209,14 @@ class Executor:
     def forget_nodes(self, node_ids: Collection[int]) -> None:
         """Forget these nodes and the models that they have loaded; other graphs keep theirs."""
         with self._command("forget nodes"), self._agreed():
-            loaded = self._model_pool.keys()
-            for key in loaded:
-                if key.node_id in node_ids:
-                    self._model_pool.remove(key)
-            for node_id in node_ids:
-                self._node_cache.pop(node_id, None)
+            self._drop_nodes(node_ids)
+
+    def release_later(self, what: RunId | Collection[int]) -> None:
+        """Before the next command, end a run or forget nodes whose owner was garbage-collected.
+
+        A collector may call this in the middle of a command, so it takes no lock and frees nothing itself.
+        """
+        self._released.append(what)
 
     def clear_models(self) -> None:
         """Forget all models and nodes."""
@@ -219,6 +238,8 @@ class Executor:
     def _command(self, what: str, *runs: RunId) -> Iterator[None]:
         with self._lock, torch.inference_mode():
             logger.debug("run %s, rank %d: %s", ",".join(runs) or "-", self._group.rank_id, what)
+            while self._released:
+                self._drop_released(self._released.popleft())
             yield
 
     @contextmanager
@@ -310,7 +331,22 @@ class Executor:
     def _pool(self, run: RunId) -> TensorPool:
         return self._tensor_pools.setdefault(run, TensorPool())
 
+    def _drop_released(self, what: RunId | Collection[int]) -> None:
+        if isinstance(what, str):
+            self._drop_run(RunId(what))
+        else:
+            self._drop_nodes(what)
+
+    def _drop_nodes(self, node_ids: Collection[int]) -> None:
+        loaded = self._model_pool.keys()
+        for key in loaded:
+            if key.node_id in node_ids:
+                self._model_pool.remove(key)
+        for node_id in node_ids:
+            self._node_cache.pop(node_id, None)
+
     def _drop_run(self, run: RunId) -> None:
+        self._notices.pop(run, None)
         pool = self._tensor_pools.pop(run, None)
         if pool is not None:
             pool.clear()
@@ -328,6 +364,10 @@ def _all_or_nothing(pins: PinHub) -> Iterator[None]:
         raise
 
 
+def _staged(key: TensorPoolKey | TensorKey) -> TensorPoolKey:
+    return key if isinstance(key, TensorPoolKey) else TensorPoolKey(STAGING_NODE_ID, key)
+
+
 def _check_fed(key: TensorKey, data: object) -> None:
     items = data if isinstance(data, list) else [data]
     for item in items:
@@ -338,6 +378,8 @@ def _check_fed(key: TensorKey, data: object) -> None:
 def _only_output(pool: TensorPool, key: TensorKey, run: RunId) -> TensorPoolKey:
     outputs = [item for item in pool.keys() if item.node_id != STAGING_NODE_ID]
     found = [item for item in outputs if item.pin is key]
+    if not found and pool.has(_staged(key)):
+        return _staged(key)
     if len(found) != 1:
         listed = ", ".join(map(str, found or outputs)) or "none"
         raise PinError(f"run {run}: {len(found)} tensors are named {key.name}, expected one; there are {listed}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,7 +21,21 @@ class Scheduler(Protocol):
 
     timesteps: Tensor
 
-    def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, *, return_dict: bool) -> tuple[Tensor, ...]:
+    @property
+    def config(self) -> Mapping[str, object]:
+        """The settings it was made with, defaults included."""
+
+    set_timesteps: Callable[..., None]  # arguments differ by class: sigmas, mu, num_inference_steps
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Tensor,
+        sample: Tensor,
+        *,
+        return_dict: bool,
+        generator: list[torch.Generator] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Advance ``sample`` by one step."""
 
 
@@ -38,15 +52,14 @@ class Branch:
     """One guidance branch of a request: its rows' conditioning and prepared tensors."""
 
     name: Literal["positive", "negative"]
-    cond: Cond
     static: Static
     mod: ModTable | None  # None: computed at each step
 
 
 @dataclass
 class DenoiseState:
-    """One request between two steps. ``static``, ``mod`` and ``cond`` hold the rows of all branches joined
-    (branch by branch); the branches hold views of them.
+    """One request between two steps. ``static`` and ``mod`` hold the rows of all branches joined (branch by
+    branch); the branches hold views of them.
     """
 
     run: RunId
@@ -60,9 +73,9 @@ class DenoiseState:
     network: Network
     noise_shape: tuple[int, ...]
     model_times: Tensor  # [steps], as the network wants them
-    cond: Cond
     static: Static
     mod: ModTable | None
+    cond: Cond | None  # kept only where modulation is computed at each step
     prediction: Tensor | None = None  # [branches, B, ...] of the last step, before guidance
 
     @property

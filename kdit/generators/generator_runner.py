@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kdit.errors import InputError, NonFiniteError
-from kdit.generators.denoise_state import Branch, DenoiseState, Guidance
+from kdit.generators.denoise_state import Branch, DenoiseState, Guidance, Scheduler
 from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
-from kdit.generators.scheduler import make_scheduler
+from kdit.generators.scheduler import make_scheduler, scheduler_step
+from kdit.keys import TensorKey, family_of_model
 from kdit.models.network import Network
 from kdit.models.prepare import prepare_mod, prepare_static
 from kdit.models.rows import Cond, ModTable, Rows, Static
@@ -29,28 +31,25 @@ class GeneratorRunner:
         self.definition = definition
 
     def prepare(self, ctx: GeneratorInferContext) -> DenoiseState:
-        """Latents, schedule, conditioning and everything that no step changes."""
-        text, latent, denoise = self.definition.text, self.definition.latent, self.definition.denoise
+        """Latents, schedule, conditioning and everything that no step changes.
+
+        Raises InputError for an input that the family does not take, or of a form that it cannot use.
+        """
+        latent, denoise = self.definition.latent, self.definition.denoise
+        self._check_inputs(ctx)
         base = latent.preprocess_base_latent(ctx.base_latent, ctx)
         noise_shape = tuple(base.latent.shape[1:])
         network = denoise.select_network(ctx.networks, ctx)
         rng = tuple(torch.Generator("cpu").manual_seed(seed) for seed in ctx.seeds)
         latents = latent.pack(_initial_noise(ctx, noise_shape, rng, network.dtype)).to(ctx.device)
-        steps, scale = ctx.sample_config.steps, ctx.sample_config.cfg_scale
-        assert steps is not None
-        scheduler = make_scheduler(ctx.scheduler_config)
-        denoise.set_timesteps(scheduler, steps, noise_shape)
-        conds = [text.conditioning(ctx.positive, ctx)]
-        if ctx.negative is None:
-            guidance = Guidance("none")
-        else:
-            assert scale is not None
-            guidance = Guidance("cfg", scale)
-            conds.append(text.conditioning(ctx.negative, ctx))
+        assert ctx.sample_config.steps is not None
+        scheduler = self.schedule(ctx.scheduler_config, ctx.sample_config.steps, noise_shape)
+        conds, guidance = self._conditioning(ctx)
         cond = {key: torch.cat([c[key] for c in conds]) for key in conds[0]}
         static = prepare_static(network, cond, noise_shape)
         times = denoise.model_times(scheduler.timesteps, network.dtype).to(ctx.device)
-        mod = prepare_mod(network, times, cond) if ctx.execute_config.modulation == "table" else None
+        inline = ctx.execute_config.modulation == "inline"
+        mod = None if inline else prepare_mod(network, times, cond)
         return DenoiseState(
             run=ctx.run,
             model_key=self.definition.model_key,
@@ -58,15 +57,54 @@ class GeneratorRunner:
             latents=latents,
             scheduler=scheduler,
             guidance=guidance,
-            branches=_branches(conds, static, mod),
+            branches=_branches(len(conds), ctx.num_samples, static, mod),
             rng=rng,
             network=network,
             noise_shape=noise_shape,
             model_times=times,
-            cond=cond,
             static=static,
             mod=mod,
+            cond=cond if inline else None,
         )
+
+    def schedule(
+        self, scheduler_config: Mapping[str, object], num_steps: int, noise_shape: tuple[int, ...]
+    ) -> Scheduler:
+        """A scheduler with its timesteps; needs no network, so that it can be tried before weights are loaded."""
+        scheduler = make_scheduler(scheduler_config)
+        where = f"{num_steps} steps for latents {noise_shape}: {type(scheduler).__name__} of this checkpoint"
+        try:
+            with np.errstate(all="ignore"):  # what comes of a division by zero is refused below
+                self.definition.denoise.set_timesteps(scheduler, num_steps, noise_shape)
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # whatever a class says of its settings
+            raise InputError(f"{where} makes no schedule: {error}") from error
+        if not bool(torch.isfinite(scheduler.timesteps).all()):
+            raise InputError(f"{where} gives timesteps that are not finite")
+        return scheduler
+
+    def _check_inputs(self, ctx: GeneratorInferContext) -> None:
+        taken = self.definition.capabilities.inputs
+        given = {TensorKey.AUX_LATENT: ctx.aux_latent, TensorKey.VACE_CONTEXT: ctx.vace_context}
+        for key, value in given.items():
+            if value is not None and key not in taken:
+                family = family_of_model(self.definition.model_key).title
+                raise InputError(f"{family} takes no {key.name}; it takes {', '.join(k.name for k in taken)}")
+        self.definition.latent.preprocess_aux_latent(ctx.aux_latent, ctx)
+
+    def _conditioning(self, ctx: GeneratorInferContext) -> tuple[list[Cond], Guidance]:
+        """Conditioning of each branch, positive first, and how they are combined."""
+        positive = self.definition.text.conditioning(ctx.positive, ctx)
+        if ctx.negative is None:
+            return [positive], Guidance("none")
+        assert ctx.sample_config.cfg_scale is not None
+        negative = self.definition.text.conditioning(ctx.negative, ctx)
+        for key in positive:
+            if positive[key].shape != negative[key].shape:
+                raise InputError(
+                    f"POSITIVE and NEGATIVE differ in {key}: {tuple(positive[key].shape)} and "
+                    f"{tuple(negative[key].shape)}; with guidance they share a forward and must agree"
+                )
+        return [positive, negative], Guidance("cfg", ctx.sample_config.cfg_scale)
 
     def step(self, states: Sequence[DenoiseState]) -> tuple[StepReport, ...]:
         """One denoising step of every state, in one forward.
@@ -89,12 +127,11 @@ class GeneratorRunner:
         for state, part in zip(states, output.split([s.num_rows for s in states]), strict=True):
             predictions = part.unflatten(0, (len(state.branches), -1))
             velocity = denoise.guide(predictions, state.guidance)
-            timestep = state.scheduler.timesteps[state.step_index]
-            (state.latents, *_) = state.scheduler.step(velocity, timestep, state.latents, return_dict=False)
+            state.latents = scheduler_step(state.scheduler, velocity, state.step_index, state.latents, state.rng)
             state.prediction = predictions
             state.step_index += 1
             denoise.after_step(state)
-            reports.append(_report(state, float(timestep), time.perf_counter() - started))
+            reports.append(_report(state, time.perf_counter() - started))
         return tuple(reports)
 
     def finish(self, state: DenoiseState) -> Tensor:
@@ -113,9 +150,14 @@ class GeneratorRunner:
         return self.finish(state)
 
 
-def _report(state: DenoiseState, timestep: float, seconds: float) -> StepReport:
+def _report(state: DenoiseState, seconds: float) -> StepReport:
+    done = state.step_index - 1
     return StepReport(
-        run=state.run, step_index=state.step_index - 1, num_steps=state.num_steps, timestep=timestep, seconds=seconds
+        run=state.run,
+        step_index=done,
+        num_steps=state.num_steps,
+        timestep=float(state.scheduler.timesteps[done]),
+        seconds=seconds,
     )
 
 
@@ -131,16 +173,14 @@ def _initial_noise(
     return torch.cat([torch.randn((1, *shape), generator=g, dtype=dtype) for g in rng])
 
 
-def _branches(conds: list[Cond], static: Static, mod: ModTable | None) -> tuple[Branch, ...]:
-    count = next(iter(conds[0].values())).shape[0]
+def _branches(num_branches: int, num_samples: int, static: Static, mod: ModTable | None) -> tuple[Branch, ...]:
     return tuple(
         Branch(
             "negative" if i else "positive",
-            cond,
-            static.narrow(i * count, count),
-            None if mod is None else mod.narrow(i * count, count),
+            static.narrow(i * num_samples, num_samples),
+            None if mod is None else mod.narrow(i * num_samples, num_samples),
         )
-        for i, cond in enumerate(conds)
+        for i in range(num_branches)
     )
 
 
@@ -154,6 +194,7 @@ def _join_rows(states: Sequence[DenoiseState]) -> Rows:
 def _mod_now(network: Network, state: DenoiseState) -> tuple[Tensor, ...]:
     if state.mod is not None:
         return state.mod.at(state.step_index)
+    assert state.cond is not None
     now = state.model_times[state.step_index : state.step_index + 1]
     return prepare_mod(network, now, state.cond).at(0)
 

@@ -64,6 +64,7 @@ class ContextBuilder(ABC):
             sample_config=inputs.sample_config,
             runtime_config=inputs.runtime_config,
             execute_config=inputs.execute_config,
+            cache_config=inputs.cache_config,
             metadata=self._metadata(node_def, inputs),
         )
 

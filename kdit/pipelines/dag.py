@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from kdit.errors import GraphError, InputError
 from kdit.keys import IONodeType, TensorKey
@@ -104,7 +103,6 @@ def count_consumers(
     return {key: count for key, count in counts.items() if key not in kept and key.node_id not in fetched}
 
 
-@lru_cache(maxsize=256)  # the same feeds give the same node ids, so executors keep one node per feed, not one per call
 def apply_feeds(pipeline_def: PipelineDef, keys: frozenset[TensorKey]) -> PipelineDef:
     """The graph with one FEED_TENSOR node per key in place of what produced that tensor.
 

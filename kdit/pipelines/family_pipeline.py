@@ -12,6 +12,7 @@ from kdit.keys import ModelKey, PipelineKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.rows import LatentShape
 from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 
@@ -48,4 +49,5 @@ class FamilyPipeline:
     build: Callable[[], PipelineDef]
     defaults: Callable[[Checkpoint], PipelineDefaults]
     latents: LatentForm
+    memory_floor: Callable[[Checkpoint, PipelineGenerateInputs], int]  # bytes a request needs at the very least
     context_builder: type[ContextBuilder]

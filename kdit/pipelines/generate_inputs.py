@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
+from kdit.config import CacheConfig, ExecuteConfig, RuntimeConfig, SampleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class PipelineGenerateInputs:
     sample_config: SampleConfig  # effective
     runtime_config: RuntimeConfig  # effective
     execute_config: ExecuteConfig
+    cache_config: tuple[CacheConfig, ...] | None
     settings: dict[str, object]  # what the result and its files state
 
     @property

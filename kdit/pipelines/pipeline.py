@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from kdit.config import CacheConfig, ExecuteConfig, ParallelConfig, RuntimeConfig, SampleConfig
 from kdit.engine.engine import Engine
-from kdit.errors import Cancelled, InputError
+from kdit.errors import Cancelled, ConfigError, InputError
+from kdit.generators.generator_runner import GeneratorRunner
+from kdit.generators.registry import generator_def
+from kdit.generators.scheduler import make_scheduler
 from kdit.keys import IONodeType, RunId, TensorKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.nodes.core.step_report import StepReport
@@ -20,16 +25,17 @@ from kdit.pipelines.cancel_token import CancelToken
 from kdit.pipelines.dag import apply_feeds, topo_sort
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
+from kdit.pipelines.feeds import checked_feeds, spatial_feeds
 from kdit.pipelines.loader_context import loader_context
+from kdit.pipelines.memory import check_memory
 from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config
+from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.pipeline_run import PipelineRun
 from kdit.pipelines.registry import family_pipeline
-from kdit.pipelines.request import PipelineRequest, make_inputs, spatial_feeds, with_checkpoint_defaults
+from kdit.pipelines.request import PipelineRequest, make_inputs, with_checkpoint_defaults
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_value import TensorData
-
-logger = logging.getLogger(__name__)
 
 _run_numbers = itertools.count(1)
 
@@ -51,6 +57,11 @@ class Pipeline:
         self.execute_config, self.parallel_config, self.engine = execute_config, parallel_config, engine
         self.defaults: PipelineDefaults = with_checkpoint_defaults(family.defaults(checkpoint), checkpoint)
         self.pipeline_def = family.build()
+        self._graphs: dict[frozenset[TensorKey], PipelineDef] = {frozenset(): self.pipeline_def}
+        self._node_ids = {node_def.node_id for node_def in self.pipeline_def.nodes}
+        self._closed = False
+        # A pipeline that is simply dropped gives its models back too.
+        weakref.finalize(self, engine.release_later, self._node_ids).atexit = False
         self.model_hash = checkpoint.weight_hash()
         self.load_seconds = 0.0
 
@@ -81,16 +92,22 @@ class Pipeline:
         parallel_config: ParallelConfig | None = None,
         engine: Engine | None = None,
     ) -> Pipeline:
-        """Everything of ``from_models`` but loading: requests can be checked (``prepare``), not run."""
+        """Everything of ``from_models`` but loading: requests can be made (``request``), not run."""
+        _expect(execute_config, ExecuteConfig)
+        _expect(parallel_config, ParallelConfig)
         execute_config, parallel_config = execute_config or ExecuteConfig(), parallel_config or ParallelConfig()
+        if not isinstance(path, str | Path):
+            raise InputError(f"from_models takes a folder or the name of a built-in model, got {path!r}")
         checkpoint = Checkpoint.open(path)
         family = family_pipeline(checkpoint.pipeline_key())
         check_execute_config(family.network, execute_config)
         check_parallel_config(family.network, parallel_config)
-        if engine is None:
-            device = execute_config.device
-            engine = Engine.get_default() if device is None else Engine.single(device, parallel_config)
+        engine = _engine_for(engine, execute_config, parallel_config)
         checkpoint.check()
+        for component in family.components.values():
+            checkpoint.component(component.folder)
+        make_scheduler(checkpoint.scheduler_config())
+        _check_component_names(execute_config, checkpoint)
         return cls(
             checkpoint,
             family,
@@ -133,7 +150,7 @@ class Pipeline:
         step; ``cancel`` stops the request between two steps with ``Cancelled``. Raises InputError for a
         request that cannot be made and NonFiniteError when NaN or infinity appears.
         """
-        request = self.prepare(
+        request = self.request(
             prompt,
             prompt_negative=prompt_negative,
             sample_config=sample_config,
@@ -160,7 +177,7 @@ class Pipeline:
 
         ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
         """
-        request = self.prepare(
+        request = self.request(
             prompt,
             prompt_negative=prompt_negative,
             sample_config=sample_config,
@@ -171,7 +188,7 @@ class Pipeline:
         )
         return self.begin(request, hold=hold)
 
-    def prepare(
+    def request(
         self,
         prompt: str | list[str],
         *,
@@ -183,7 +200,15 @@ class Pipeline:
         feeds: Mapping[TensorKey, TensorData] | None = None,
     ) -> PipelineRequest:
         """Check a request and fill in its defaults. Needs no loaded weights."""
-        check_cache_config(self.family.network, cache_config)
+        caches = self.execute_config.cache_config if cache_config is None else tuple(cache_config)
+        check_cache_config(self.family.network, caches)
+        for given, kind in (
+            (sample_config, SampleConfig),
+            (runtime_config, RuntimeConfig),
+            (extra_inputs, ExtraInputs),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise InputError(f"expected a {kind.__name__}, got {type(given).__name__}: {given!r}")
         inputs, notices = make_inputs(
             self.defaults,
             self.execute_config,
@@ -193,12 +218,12 @@ class Pipeline:
             runtime_config or RuntimeConfig(),
             self._model_settings(),
             network=self.family.network,
+            cache_config=caches,
         )
-        fed = dict(feeds or {})
+        fed = checked_feeds(feeds)
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
             notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
-        graph = apply_feeds(self.pipeline_def, frozenset(fed)) if fed else self.pipeline_def
-        builder = self.family.context_builder(graph, self.checkpoint)
+        builder = self.family.context_builder(self._graph_with(fed), self.checkpoint)
         builder.prepare_generate_inputs(
             inputs,
             extra_inputs,
@@ -206,17 +231,21 @@ class Pipeline:
             engine=self.engine,
             vae_model_key=self.family.vae,
         )
+        assert inputs.runtime_config.size is not None and inputs.sample_config.steps is not None
+        shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)
+        check_memory(self.family.memory_floor(self.checkpoint, inputs), inputs, self._device())
+        self._try_schedule(inputs.sample_config.steps, shape)
         return PipelineRequest(
             builder=builder,
             inputs=inputs,
-            feeds=spatial_feeds(fed, inputs, self.checkpoint, self.family.latents),
+            feeds=spatial_feeds(fed, inputs, shape, self.family.latents),
             notices=tuple(notices),
         )
 
     def begin(self, request: PipelineRequest, *, hold: Collection[TensorKey] = ()) -> PipelineRun:
         """Run a request up to its first denoising step."""
-        for notice in request.notices:
-            logger.warning("%s", notice)
+        if self._closed:
+            raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
         run_id = RunId(f"run-{next(_run_numbers)}")
         return PipelineRun(run_id, self.engine, request, self.family.latents, hold=hold)
 
@@ -228,6 +257,10 @@ class Pipeline:
         cancel: CancelToken | None = None,
     ) -> GenerateResult:
         """Run a request to its end."""
+        if callback is not None and not callable(callback):
+            raise InputError(f"callback must be a function of a StepReport, got {callback!r}")
+        if cancel is not None and not isinstance(cancel, CancelToken):
+            raise InputError(f"cancel must be a CancelToken, got {cancel!r}")
         with self.begin(request) as run:
             while run.steps_left:
                 if cancel is not None and cancel.is_set:
@@ -239,7 +272,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Give the memory of the loaded models back. The pipeline cannot be used afterwards."""
-        self.engine.forget_nodes([node_def.node_id for node_def in self.pipeline_def.nodes])
+        self._closed = True
+        self.engine.forget_nodes(tuple(self._node_ids))
 
     def __enter__(self) -> Self:
         return self
@@ -256,8 +290,8 @@ class Pipeline:
         The runs must come from one Pipeline and have steps left; they may stand at different steps and have
         different prompts, seeds, step counts and guidance values. Raises InputError if their shapes differ.
         """
-        if not runs or any(run.steps_left == 0 for run in runs):
-            raise InputError("step needs at least one run, each with steps left")
+        if isinstance(runs, PipelineRun) or not runs or any(run.steps_left == 0 for run in runs):
+            raise InputError("step takes a list of runs: one at least, each with steps left")
         first = runs[0]
         if any(run.engine is not first.engine or run.generate_node != first.generate_node for run in runs):
             raise InputError("runs that share a step must come from one Pipeline")
@@ -267,6 +301,22 @@ class Pipeline:
             run.count_step(report.seconds)
         return reports
 
+    def _graph_with(self, fed: Mapping[TensorKey, TensorData]) -> PipelineDef:
+        """The graph with these tensors fed. Kept, so that executors need one node per feed and not one per call."""
+        keys = frozenset(fed)
+        if keys not in self._graphs:
+            self._graphs[keys] = apply_feeds(self.pipeline_def, keys)
+            self._node_ids.update(node_def.node_id for node_def in self._graphs[keys].nodes)
+        return self._graphs[keys]
+
+    def _try_schedule(self, num_steps: int, shape: tuple[int, ...]) -> None:
+        """A schedule that cannot be made must fail here, not after the text was encoded."""
+        runner = GeneratorRunner(generator_def(self.family.network))
+        runner.schedule(self.checkpoint.scheduler_config(), num_steps, shape)
+
+    def _device(self) -> torch.device:
+        return self.engine.executors[0].device_info.compute_device
+
     def _model_settings(self) -> dict[str, object]:
         info = self.checkpoint.info
         return {
@@ -275,3 +325,34 @@ class Pipeline:
             "model_hash": self.model_hash,
             "pipeline": self.family.key.value,
         }
+
+
+def _expect(given: object, kind: type) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise InputError(f"expected a {kind.__name__}, got {type(given).__name__}: {given!r}")
+
+
+def _engine_for(engine: Engine | None, execute_config: ExecuteConfig, parallel_config: ParallelConfig) -> Engine:
+    """The given engine, if it is what the configs ask for, else the default one or one for the stated device."""
+    if engine is None:
+        device = execute_config.device
+        return Engine.get_default() if device is None else Engine.single(device, parallel_config)
+    info = engine.executors[0].device_info
+    if execute_config.device is not None and torch.device(execute_config.device) != info.compute_device:
+        raise ConfigError(
+            f"ExecuteConfig.device is {execute_config.device}, the given engine runs on {info.compute_device}"
+        )
+    if parallel_config.world_size != info.world_size:
+        raise ConfigError(
+            f"ParallelConfig asks for {parallel_config.world_size} ranks, the given engine has {info.world_size}"
+        )
+    return engine
+
+
+def _check_component_names(execute_config: ExecuteConfig, checkpoint: Checkpoint) -> None:
+    unknown = [name for name in execute_config.component_dtypes if name not in checkpoint.components]
+    if unknown:
+        raise ConfigError(
+            f"ExecuteConfig.component_dtypes names {', '.join(map(repr, unknown))}; "
+            f"{checkpoint.path} has {', '.join(checkpoint.components)}"
+        )

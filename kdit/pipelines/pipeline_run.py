@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import weakref
 from collections.abc import Collection
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,8 @@ from kdit.pipelines.request import PipelineRequest
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 from kdit.tensor.tensor_value import TensorData
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_NODES = (IONodeType.FETCH_TENSOR, IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO)  # what a request is run for
 
@@ -39,11 +43,14 @@ class PipelineRun:
         hold: Collection[TensorKey] = (),
     ) -> None:
         self.run_id, self.engine, self.inputs, self.notices = run_id, engine, request.inputs, request.notices
+        # A run that is simply dropped frees its tensors too.
+        weakref.finalize(self, engine.release_later, run_id).atexit = False
         self._builder, self._latent_form = request.builder, latent_form
         self._outputs: dict[int, OutputPins] = {}
         self._timings: dict[str, float] = {}
         self._started = time.perf_counter()
         self._done = 0
+        self._finished = False
         self._num_steps = 0
         builder, inputs = request.builder, request.inputs
         graph = builder.pipeline_def
@@ -59,6 +66,7 @@ class PipelineRun:
                 engine.register_tensor(key, consumers, run=run_id)
             engine.feed_tensors(request.feeds, run=run_id)
             self._run_nodes_before_loop()
+            self._tell_notices()
         except BaseException:
             self.close()
             raise
@@ -78,8 +86,8 @@ class PipelineRun:
 
     @property
     def steps_left(self) -> int:
-        """Steps still to run."""
-        return self._num_steps - self._done
+        """Steps still to run; 0 once the run is over."""
+        return 0 if self._finished else self._num_steps - self._done
 
     def fetch(self, key: TensorKey) -> TensorData:
         """A tensor that the run was asked to hold. Raises PinError if no node of the run wrote it."""
@@ -101,8 +109,11 @@ class PipelineRun:
 
     def finish(self) -> GenerateResult:
         """Close the loop, run the remaining nodes, collect the result and free the run."""
+        if self._finished:
+            raise InputError(f"{self.run_id} is over; start another")
+        if self.steps_left:
+            raise InputError(f"{self.steps_left} of {self.num_steps} steps are left; step the run to its end first")
         try:
-            assert self.steps_left == 0, f"{self.steps_left} steps are left"
             if self.generate_node is not None:
                 self._outputs[self.generate_node.node_id] = self.engine.close_generate(
                     self.generate_node, run=self.run_id
@@ -115,6 +126,7 @@ class PipelineRun:
 
     def close(self) -> None:
         """Free everything of this run, on every rank. May be called at any time and any number of times."""
+        self._finished = True
         self.engine.end_run(self.run_id)
 
     def _run_nodes_before_loop(self) -> None:
@@ -140,6 +152,12 @@ class PipelineRun:
 
     def _add_time(self, stage: str, seconds: float) -> None:
         self._timings[stage] = self._timings.get(stage, 0.0) + seconds
+
+    def _tell_notices(self) -> None:
+        """Log what was asked for and had no effect, and what nodes have told, once each."""
+        self.notices = tuple(dict.fromkeys((*self.notices, *self.engine.notices(self.run_id))))
+        for notice in self.notices:
+            logger.warning("%s: %s", self.run_id, notice)
 
     def _collect(self) -> GenerateResult:
         pixels, latents = self._fetched(TensorKey.IMAGE), self._fetched(TensorKey.LATENTS)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
+from kdit.config import CacheConfig, ExecuteConfig, RuntimeConfig, SampleConfig
+from kdit.config.runtime_config import MAX_SEED
 from kdit.errors import InputError, UnsupportedOptionError
 from kdit.generators.registry import generator_def
 from kdit.keys import ModelKey, TensorKey, family_of_model
 from kdit.models.checkpoint import Checkpoint
 from kdit.output_file import check_writable
 from kdit.pipelines.context_builder import ContextBuilder
-from kdit.pipelines.family_pipeline import LatentForm
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.prompts import per_sample, prompt_list
@@ -50,6 +51,7 @@ def make_inputs(
     model_settings: dict[str, object],
     *,
     network: ModelKey,
+    cache_config: tuple[CacheConfig, ...] | None = None,
 ) -> tuple[PipelineGenerateInputs, list[str]]:
     """Effective inputs, and notices about settings that have no effect. Raises InputError."""
     prompts = prompt_list(prompt)
@@ -84,25 +86,10 @@ def make_inputs(
         sample_config=sample,
         runtime_config=replace(runtime_config, size=size, seed=seeds),
         execute_config=execute_config,
+        cache_config=cache_config,
         settings=settings,
     )
     return inputs, notices
-
-
-def spatial_feeds(
-    feeds: Mapping[TensorKey, TensorData], inputs: PipelineGenerateInputs, checkpoint: Checkpoint, form: LatentForm
-) -> dict[TensorKey, TensorData]:
-    """The fed tensors, latents brought from their public form to that of the pins. Raises InputError."""
-    config, fed = inputs.runtime_config, dict(feeds)
-    assert config.size is not None
-    shape = form.shape(checkpoint, config.size, config.frame_num)
-    for key in (TensorKey.NOISE, TensorKey.BASE_LATENT, TensorKey.LATENTS):
-        given = fed.get(key)
-        if isinstance(given, list):
-            raise InputError(f"feeds: {key.name} must be one tensor, got a list of {len(given)}")
-        if given is not None:
-            fed[key] = form.from_public(given, shape)
-    return fed
 
 
 def _effective_sample(defaults: PipelineDefaults, given: SampleConfig, key: ModelKey) -> tuple[SampleConfig, list[str]]:
@@ -157,6 +144,10 @@ def _seeds(given: int | tuple[int, ...] | None, num_samples: int) -> tuple[int, 
             raise InputError(f"{len(given)} seeds for {num_samples} prompts; give one int, or one seed for each")
         return given
     first = secrets.randbits(DRAWN_SEED_BITS) if given is None else given
+    if first + num_samples - 1 > MAX_SEED:
+        raise InputError(
+            f"seed {first} is too large for {num_samples} samples: the last would have a seed above {MAX_SEED}"
+        )
     return tuple(first + i for i in range(num_samples))
 
 
@@ -176,5 +167,8 @@ def _check_save_paths(config: RuntimeConfig, num_samples: int) -> None:
         raise InputError('save_paths are for pictures; output_type="latents" makes none')
     if len(config.save_paths) != num_samples:
         raise InputError(f"{len(config.save_paths)} save_paths for {num_samples} samples; give one for each")
+    places = [os.path.realpath(path) for path in config.save_paths]
+    if len(set(places)) != len(places):
+        raise InputError(f"save_paths must differ, got {', '.join(config.save_paths)}")
     for path in config.save_paths:
         check_writable(path)

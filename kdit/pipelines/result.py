@@ -22,7 +22,9 @@ class GenerateResult:
     seeds: tuple[int, ...]
     settings: dict[str, object]  # effective settings, model and its hash, JSON-able
     timings: dict[str, float]  # seconds by stage
-    notices: tuple[str, ...]  # what was asked for and had no effect
+    notices: tuple[str, ...]  # what was asked for and had no effect, what was cut
+    video: Tensor | None = None  # [B, F, H, W, 3]; families that make video
+    audio: Tensor | None = None  # [B, channels, samples]; families that make sound
 
     @cached_property
     def images(self) -> list[Image]:

@@ -176,8 +176,29 @@ def test_fed_tensors_wait_in_the_staging_area_of_their_run(executor: Executor) -
     executor.feed_tensors({TensorKey.NOISE: torch.ones(1), TensorKey.POSITIVE: [torch.ones(2)]}, run=A)
     staged = [(A, TensorPoolKey(STAGING_NODE_ID, key)) for key in (TensorKey.NOISE, TensorKey.POSITIVE)]
     assert list(executor.tensor_keys()) == staged
-    with pytest.raises(PinError, match="0 tensors are named NOISE"):  # staged, but no node's output
-        executor.get_tensor(TensorKey.NOISE, run=A)
+    assert executor.get_tensor(TensorKey.NOISE, run=A).tolist() == [1]  # type: ignore[union-attr]
+    output = TensorPoolKey(7, TensorKey.NOISE)
+    executor.put_tensors({output: torch.zeros(1)}, run=A)
+    assert executor.get_tensor(TensorKey.NOISE, run=A).tolist() == [0]  # type: ignore[union-attr]  # a node's output first
+
+
+def test_bare_keys_put_get_and_keep_tensors(executor: Executor) -> None:
+    executor.put_tensors({TensorKey.IMAGE: torch.ones(1), TensorKey.NOISE: torch.ones(2)})
+    assert executor.get_tensor(TensorKey.IMAGE).tolist() == [1]  # type: ignore[union-attr]
+    executor.put_tensors({TensorPoolKey(3, TensorKey.IMAGE): torch.ones(3)})
+    executor.clear_all_tensors(exclude=[TensorKey.IMAGE])
+    assert {key.pin for _, key in executor.tensor_keys()} == {TensorKey.IMAGE} and len(executor.tensor_keys()) == 2
+    executor.clear_all_tensors(exclude=[TensorPoolKey(3, TensorKey.IMAGE)])
+    assert [key.node_id for _, key in executor.tensor_keys()] == [3]
+    with pytest.raises(PinError, match="0 tensors are named NOISE"):
+        executor.get_tensor(TensorKey.NOISE)
+
+
+def test_what_was_released_goes_before_the_next_command(executor: Executor) -> None:
+    executor.put_tensors({TensorKey.NOISE: torch.ones(1)}, run=A)
+    executor.release_later(A)
+    assert executor._tensor_pools[A].keys()
+    assert executor.tensor_keys() == ()
 
 
 @pytest.mark.parametrize("bad", [None, 3, (torch.ones(1),), [torch.ones(1), "x"]])

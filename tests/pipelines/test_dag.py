@@ -189,13 +189,6 @@ def test_a_key_that_nothing_reads_is_refused_with_the_keys_that_work() -> None:
         apply_feeds(text_to_image().graph, frozenset({TensorKey.VIDEO}))
 
 
-def test_the_same_feeds_give_the_same_graph() -> None:
-    t2i = text_to_image()
-    keys = frozenset({TensorKey.NOISE, TensorKey.POSITIVE})
-    assert apply_feeds(t2i.graph, keys) == apply_feeds(t2i.graph, frozenset(reversed(list(keys))))
-    assert apply_feeds(text_to_image().graph, keys) != apply_feeds(t2i.graph, keys)
-
-
 def test_pruning_to_no_sink_leaves_nothing() -> None:
     t2i = text_to_image()
     assert prune(t2i.graph, []) == PipelineDef(None, (), ())

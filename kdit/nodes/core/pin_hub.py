@@ -37,6 +37,7 @@ class PinHub:
         self._model_pool = model_pool
         self._run = run
         self._written: OutputPins = {}
+        self._notices: list[str] = []
         for pin, key in self._input_pins.items():
             self._check_declared(pin, self._input_defs, "input")
             if isinstance(pin, TensorKey) != isinstance(key, TensorPoolKey):
@@ -56,6 +57,15 @@ class PinHub:
     def written(self) -> OutputPins:
         """The outputs that the node has written so far."""
         return dict(self._written)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the node has told so far."""
+        return tuple(self._notices)
+
+    def notice(self, message: str) -> None:
+        """Tell the caller of the run something that is no error: what was cut, what had no effect."""
+        self._notices.append(message)
 
     def get_tensor(self, key: TensorKey) -> TensorValue | None:
         """The tensor on the input ``key``; None if nothing is connected to it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, cast
 
@@ -19,8 +19,6 @@ from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
 
-logger = logging.getLogger(__name__)
-
 EncoderOutput = Literal["last_hidden_state", "pooler_output"]
 
 
@@ -31,7 +29,7 @@ class EncoderCall:
     model: ModelKey
     texts: tuple[str, ...]
     negative_texts: tuple[str, ...] | None  # None: no guidance branch
-    max_length: int  # tokens, padding included
+    max_length: int | None  # tokens, padding included; None: as many as the encoder takes
     output: EncoderOutput
     on_overflow: Literal["cut", "reject"] = "cut"
 
@@ -62,43 +60,58 @@ class TextEncodeNode(InferNode):
         calls = read_metadata(TextEncodeSettings, context).calls
         positive, negative = [], []
         for call in calls:
-            encoder = cast(TextEncoder, pins.get_model(call.model))
-            known: dict[str, Tensor] = {}
-            positive.append(torch.cat([_encode(encoder, call, text, known) for text in call.texts]))
+            encode = _Encoding(cast(TextEncoder, pins.get_model(call.model)), call, pins.notice)
+            positive.append(torch.cat([encode(text) for text in call.texts]))
             if call.negative_texts is not None:
-                negative.append(torch.cat([_encode(encoder, call, text, known) for text in call.negative_texts]))
+                negative.append(torch.cat([encode(text) for text in call.negative_texts]))
         pins.put_tensor(TensorKey.POSITIVE, positive)
         pins.put_tensor(TensorKey.NEGATIVE, negative)
 
 
-def _encode(encoder: TextEncoder, call: EncoderCall, text: str, known: dict[str, Tensor]) -> Tensor:
-    if text not in known:
-        known[text] = _encode_one(encoder, call, text)
-    return known[text]
+class _Encoding:
+    """One encoder call; remembers what it has encoded."""
+
+    def __init__(self, encoder: TextEncoder, call: EncoderCall, notice: Callable[[str], None]) -> None:
+        self.encoder, self.call, self.notice = encoder, call, notice
+        self.max_length = _max_length(encoder, call)
+        self.known: dict[str, Tensor] = {}
+
+    def __call__(self, text: str) -> Tensor:
+        """The chosen output for one text, [1, ...]."""
+        if text not in self.known:
+            self.known[text] = self._encode(text)
+        return self.known[text]
+
+    def _encode(self, text: str) -> Tensor:
+        ids = self._token_ids(text)
+        device = next(self.encoder.model.parameters()).device
+        outputs = cast(_EncoderOutputs, self.encoder.model(ids.to(device)))
+        chosen: Tensor = getattr(outputs, self.call.output)
+        if not bool(torch.isfinite(chosen).all()):
+            raise NonFiniteError(
+                f"text encode: {self.call.model.name} gave NaN or infinity for {text[:40]!r}; check its weights"
+            )
+        return chosen
+
+    def _token_ids(self, text: str) -> Tensor:
+        """Ids [1, max_length]: padded, and cut with the end token kept. No mask: padding attends in the reference."""
+        tokenizer, length = self.encoder.tokenizer, self.max_length
+        num_tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        if num_tokens > length:
+            told = f"prompt has {num_tokens} tokens for {self.call.model.name}, which takes {length}"
+            if self.call.on_overflow == "reject":
+                raise InputError(f"{told}: {text[:40]!r}...")
+            self.notice(f"{told}; the rest is not seen by this encoder: {text[:40]!r}...")
+        ids: Tensor = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")[
+            "input_ids"
+        ]
+        return ids
 
 
-def _encode_one(encoder: TextEncoder, call: EncoderCall, text: str) -> Tensor:
-    ids = _token_ids(encoder, call, text)
-    device = next(encoder.model.parameters()).device
-    outputs = cast(_EncoderOutputs, encoder.model(ids.to(device)))
-    chosen: Tensor = getattr(outputs, call.output)
-    if not bool(torch.isfinite(chosen).all()):
-        raise NonFiniteError(
-            f"text encode: {call.model.name} gave NaN or infinity for {text[:40]!r}; check its weights"
-        )
-    return chosen
-
-
-def _token_ids(encoder: TextEncoder, call: EncoderCall, text: str) -> Tensor:
-    """Ids [1, max_length]: padded, and cut with the end token kept. No mask: padding attends in the reference."""
-    full = encoder.tokenizer(text, truncation=False, verbose=False)["input_ids"]
-    if len(full) > call.max_length:
-        told = f"prompt has {len(full)} tokens for {call.model.name}, which takes {call.max_length}"
-        if call.on_overflow == "reject":
-            raise InputError(f"{told}: {text[:40]!r}...")
-        logger.warning("%s; the rest is not seen by this encoder: %.40r...", told, text)
-    padded = encoder.tokenizer(
-        text, padding="max_length", max_length=call.max_length, truncation=True, return_tensors="pt"
-    )
-    ids: Tensor = padded["input_ids"]
-    return ids
+def _max_length(encoder: TextEncoder, call: EncoderCall) -> int:
+    """The call's own, else what the tokenizer states, never more than the model has positions for."""
+    if call.max_length is not None:
+        return call.max_length
+    positions = getattr(encoder.model.config, "max_position_embeddings", None)
+    stated = encoder.tokenizer.model_max_length
+    return int(stated if positions is None else min(stated, positions))

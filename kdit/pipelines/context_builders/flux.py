@@ -71,15 +71,10 @@ class FluxContextBuilder(ContextBuilder):
                 model=ModelKey.CLIPTextEncoder,
                 texts=inputs.prompts,
                 negative_texts=inputs.negative_prompts,
-                max_length=self._clip_positions(),
+                max_length=None,
                 output="pooler_output",
             ),
         )
-
-    def _clip_positions(self) -> int:
-        positions = self.checkpoint.component("text_encoder").config.get("max_position_embeddings", 77)
-        assert isinstance(positions, int)
-        return positions
 
 
 def _second(given: str | list[str] | None, texts: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kdit.errors import CheckpointError, InputError
@@ -11,11 +12,13 @@ from kdit.models.flux.latents import pack, unpack
 from kdit.models.rows import LatentShape
 from kdit.pipelines.context_builders.flux import FluxContextBuilder
 from kdit.pipelines.family_pipeline import Component, FamilyPipeline
+from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 
 PATCH = 2  # latents per token along each side
+FUSED_WIDTHS = 8  # hidden, q, k, v and the MLP's 4, in hidden sizes
 
 
 class FluxLatentForm:
@@ -58,6 +61,10 @@ def vae_factor(checkpoint: Checkpoint) -> int:
 
 def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
     """The published settings of FLUX.1: dev is guidance-distilled, schnell is made for four steps."""
+    for name in ("scaling_factor", "shift_factor"):  # read only when pictures are decoded
+        value = checkpoint.component("vae").config.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise CheckpointError(f"vae/config.json: {name} must be a number, got {value!r}")
     distilled = bool(checkpoint.component("transformer").config.get("guidance_embeds"))
     return PipelineDefaults(
         size=(1024, 1024),
@@ -68,6 +75,24 @@ def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
         max_sequence_length=512,
         max_sequence_limit=512,
     )
+
+
+def memory_floor(checkpoint: Checkpoint, inputs: PipelineGenerateInputs) -> int:
+    """Bytes of the larger of: one block's tokens with their fused projections, one decoded sample's first features.
+
+    Both are less than a request really holds, so nothing that could run is refused.
+    """
+    assert inputs.runtime_config.size is not None
+    width, height = inputs.runtime_config.size
+    transformer = checkpoint.component("transformer").config
+    dim = int(str(transformer.get("attention_head_dim", 128))) * int(str(transformer.get("num_attention_heads", 24)))
+    itemsize: int = getattr(torch, inputs.execute_config.dtype).itemsize
+    rows = 1 if inputs.execute_config.batch_invariant else inputs.num_samples * (1 + bool(inputs.negative_prompts))
+    tokens = (width // (vae_factor(checkpoint) * PATCH)) * (height // (vae_factor(checkpoint) * PATCH))
+    features = checkpoint.component("vae").config.get("block_out_channels")
+    assert isinstance(features, list | tuple)
+    decoded = 2 * width * height * int(features[0]) * itemsize if inputs.runtime_config.output_type == "decoded" else 0
+    return max(rows * tokens * dim * FUSED_WIDTHS * itemsize, decoded)
 
 
 def build() -> PipelineDef:
@@ -112,6 +137,7 @@ PIPELINES = (
         build=build,
         defaults=defaults,
         latents=FluxLatentForm(),
+        memory_floor=memory_floor,
         context_builder=FluxContextBuilder,
     ),
 )
