@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_single_forwards_equal_diffusers(family: str, reference_family: Referenc
         network, *others = report.stages
         assert (network.name, network.status) == (NETWORK, "pass"), network.note
         assert {stage.status for stage in others} == {"not available"}
+        assert report.verdict == "passed (network only)"
+
+
+@pytest.mark.slow
+def test_several_images_per_prompt_equal_diffusers(tmp_path: Path, reference_family: ReferenceFamily) -> None:
+    import tests.reference.families  # noqa: F401  (fills the registry)
+    from tests.reference.case import run_case
+    from tests.reference.folder import load_pipeline
+    from tests.reference.registry import FAMILIES, Case
+
+    model, family = reference_family("flux_schnell") / "model", tmp_path / "flux_schnell"
+    call = {"prompt": ["a red fox", "two boats"], "num_images_per_prompt": 2, "height": 64, "width": 96}
+    case = Case("copies", {**call, "num_inference_steps": 2, "max_sequence_length": 48})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of diffusers and transformers, about themselves
+        run_case(load_pipeline(FAMILIES["flux_schnell"], model), FAMILIES["flux_schnell"], case, family / "cases" / "x")
+    (family / "model").symlink_to(model, target_is_directory=True)
+    (report,) = reports(family)
+    assert {stage.name: (stage.status, stage.note) for stage in report.stages if stage.status != "pass"} == {}
+    assert [stage.name for stage in report.stages] == [NETWORK, *PIPELINE_STAGES]
 
 
 def tampered(family: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -132,5 +153,6 @@ def test_verify_prints_a_line_per_stage(reference_family: ReferenceFamily) -> No
     lines = result.stdout.splitlines()
     assert lines[0].startswith("flux_schnell/odd (FluxPipeline, ")
     assert all(" pass" in line for line in lines[1:-1])
+    assert lines[0].endswith(": passed")
     assert len(lines) == 2 + 1 + len(PIPELINE_STAGES)
     assert lines[-1] == "1 cases (single): 1 passed, 0 failed"

@@ -74,7 +74,7 @@ def _run_pipeline(
     from kdit.pipelines.pipeline import Pipeline
 
     pipeline = Pipeline.open(options.model, execute_config=options.execute_config)
-    request = pipeline.prepare(
+    request = pipeline.request(
         prompts[0] if len(prompts) == 1 else prompts,
         prompt_negative=options.negative,
         sample_config=options.sample_config,
@@ -83,8 +83,8 @@ def _run_pipeline(
     progress.stage(f"loading {options.model}")
     pipeline.load_models()
     token = CancelToken()
-    progress.stage("encoding the prompt")
     with cancel_on_interrupt(token):
+        progress.stage("encoding the prompt")
         result = pipeline.run(request, callback=_step_printer(progress), cancel=token)
     return result, token.is_set
 

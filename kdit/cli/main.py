@@ -5,33 +5,24 @@ Exit codes: 0 done, 1 a check failed or a result was not finite, 2 the caller's 
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from kdit.errors import Cancelled, InputError, KditError, NonFiniteError
+from kdit.cli.messages import OneLineGroup, notes_on_stderr, one_line_errors, tolerate_any_text
+from kdit.errors import InputError
 
 app = typer.Typer(
+    cls=OneLineGroup,
     help="Diffusion transformers: a prompt in, a picture out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def tolerate_any_text() -> None:
-    """Make stdout and stderr escape what their encoding lacks: a message must not fail on a prompt."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _version(wanted: bool) -> None:
@@ -50,26 +41,6 @@ def root(
 ) -> None:
     """Diffusion transformers: a prompt in, a picture out."""
     tolerate_any_text()
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turn a deliberate error into one line on stderr and its exit code. A bug keeps its traceback."""
-    try:
-        yield
-    except Cancelled as error:
-        _complain(f"kdit: {error}")
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        _complain("kdit: interrupted")
-        raise typer.Exit(130) from None
-    except KditError as error:
-        _complain(f"kdit: error: {error}")
-        raise typer.Exit(1 if isinstance(error, NonFiniteError) else 2) from None
-
-
-def _complain(message: str) -> None:
-    typer.echo(" ".join(message.split()), err=True)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -122,7 +93,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print files, seeds, settings and timings as JSON.")] = False,
 ) -> None:
     """Make pictures from prompts."""
-    with one_line_errors():
+    with one_line_errors(), notes_on_stderr():
         from kdit.cli.generate import GenerateOptions, run_generate
         from kdit.config import ExecuteConfig, SampleConfig
 
@@ -167,7 +138,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object.")] = False,
 ) -> None:
     """Compare kdit with recorded reference results, stage by stage."""
-    with one_line_errors():
+    with one_line_errors(), notes_on_stderr():
         from kdit.cli.verify.report import print_case, print_summary, report_json
         from kdit.cli.verify.run import VerifyOptions, run_verify
 
@@ -193,11 +164,12 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Say what a checkpoint holds: family, components, dtypes, sizes, and what is missing."""
-    with one_line_errors():
+    with one_line_errors(), notes_on_stderr():
         from kdit.cli.inspect import inspect_report, render
 
         report = inspect_report(path)
         typer.echo(json.dumps(report) if as_json else render(report))
+    raise typer.Exit(0 if report["ok"] else 1)
 
 
 if __name__ == "__main__":

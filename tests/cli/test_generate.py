@@ -1,5 +1,7 @@
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 from kdit.cli.generate import cancel_on_interrupt, output_paths, save_latents
 from kdit.cli.main import app
+from kdit.cli.messages import notes_on_stderr
 from kdit.cli.progress import BarProgress, LineProgress, duration, open_progress
 from kdit.errors import Cancelled, NonFiniteError, OutputError
 from kdit.nodes.core.step_report import StepReport
@@ -97,6 +100,19 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.step(1, 4, 0.5)
         progress.bar.refresh()
     assert "step 1/4, 2.0 steps/s, 1.5 s left" in stream.getvalue()
+
+
+def test_a_note_has_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with notes_on_stderr(), open_progress() as progress:
+        progress.step(1, 4, 0.5)
+        logging.getLogger("kdit").warning("no effect")
+        progress.step(2, 4, 0.5)
+    rows = re.sub(r"\x1b\[2K", "\n", stream.getvalue())  # "erase this row": what was on it is gone
+    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", rows)
+    assert rows.splitlines().count("kdit: note: no effect") == 1
 
 
 def test_durations() -> None:
@@ -261,6 +277,22 @@ def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["plain", "json"])
+def test_what_has_no_effect_is_told_once(as_json: bool, tmp_path: Path) -> None:
+    prompts = [" ".join(["heart"] * 600)] * 2
+    arguments = ["-o", str(tmp_path / "x.png"), "--cfg", "1", "--negative", "blue", *QUICK, *["--json"] * as_json]
+    result = RUN.invoke(app, ["generate", *prompts, *arguments])
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.stderr.splitlines() if line.startswith("kdit: note: ")]
+    assert len(notes) == len(set(notes))
+    for part in ("prompt_negative has no effect", "tokens for T5", "tokens for CLIP"):
+        assert len([note for note in notes if part in note]) == 1 == result.stderr.count(part)
+    if as_json:
+        assert [f"kdit: note: {notice}" for notice in json.loads(result.stdout)["notices"]] == notes
+    else:
+        assert "note" not in result.stdout
+
+
 def test_latents_file(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     result = RUN.invoke(app, ["generate", "red heart", "-o", str(path), "--seed", "3", *QUICK])
@@ -289,46 +321,60 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith("kdit: error: ")
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from kdit.cli.main import app; app()", "generate", *arguments]
+# ---- in processes of their own -------------------------------------------------------------------
+
+ASCII = {**os.environ, "LC_ALL": "C"}  # left alone, Python takes UTF-8 there
+REALLY_ASCII = {**ASCII, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+# Two commands in one process, whose imports take longer than all else: a picture, then the rest of the arguments.
+PICTURE_THEN_MORE = """
+import sys
+from kdit.cli.main import app
+more = sys.argv.index("then")
+try:
+    app(["generate", *sys.argv[1:more]])
+except SystemExit as end:
+    if end.code:
+        raise
+app(["generate", *sys.argv[more + 1:]])
+"""
+
+
+def test_a_refusal_names_any_file_in_an_ascii_locale() -> None:
+    code = "from kdit.cli.main import app; app()"
+    for environment in (ASCII, REALLY_ASCII):
+        command = [sys.executable, "-c", code, "generate", "かわいい 😄 ō", "-o", "かわいい.jpg"]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"kdit: error: cannot write ") and done.stderr.count(b"\n") == 1
+        assert ("かわいい.jpg" in done.stderr.decode()) == (environment is ASCII)  # elsewhere as escapes
 
 
 @pytest.mark.slow
-def test_any_script_in_an_ascii_locale(tmp_path: Path) -> None:
-    path = tmp_path / "かわいい.png"
-    for extra in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
-        environment = {**os.environ, "LC_ALL": "C", **extra}
-        done = subprocess.run(
-            command("かわいい 😄 ō", "-o", str(path), "--seed", "1", *QUICK),
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        with Image.open(path) as image:
-            assert any("かわいい 😄 ō" in str(value) for value in image.info.values())
-        path.unlink()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_between_two_steps(tmp_path: Path) -> None:
+def test_any_script_in_an_ascii_locale_and_ctrl_c_between_two_steps(tmp_path: Path) -> None:
+    prompt, path = "かわいい 😄 ō", tmp_path / "かわいい.png"
+    picture = [prompt, "-o", str(path), "--seed", "1", *QUICK]
+    endless = [prompt, "-o", str(tmp_path / "x.png"), *QUICK, "--steps", "1000", "--modulation", "inline"]
     process = subprocess.Popen(
-        command("red heart", "-o", str(tmp_path / "x.png"), "--steps", "4000", "--device", "cpu"),
+        [sys.executable, "-c", PICTURE_THEN_MORE, *picture, "then", *endless],
+        env=REALLY_ASCII,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("encoding"):
-            break
+    encoding = (line for line in process.stderr if line.startswith("encoding"))
+    next(encoding)
+    assert next(encoding)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert out == ""
-    assert [line for line in err.splitlines() if not line.startswith("step ")] == [err.splitlines()[-1]]
-    assert err.splitlines()[-1].startswith("kdit: ")
-    assert list(tmp_path.iterdir()) == []
+    assert out.startswith("wrote ") and out.count("\n") == 1  # the picture
+    *before, last = err.splitlines()
+    assert all(line.startswith("step ") for line in before)
+    assert re.fullmatch(r"kdit: cancelled after step \d+ of 1000", last)
+    assert list(tmp_path.iterdir()) == [path]
+    with Image.open(path) as image:
+        assert json.loads(image.info["kdit"])["prompt"] == prompt
 
 
 def test_a_mistake_is_told_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from kdit.cli.main import app, one_line_errors, parse_size, readable_text
+from kdit.cli.main import app, parse_size, readable_text
+from kdit.cli.messages import notes_on_stderr, one_line_errors
 from kdit.errors import Cancelled, CheckpointMissingError, InputError, NonFiniteError, PinError
 from kdit.version import __version__
 
@@ -44,10 +47,6 @@ def test_help_takes_less_than_half_a_second() -> None:
     before = child_seconds()
     python("import sys; sys.argv = ['kdit', '--help']; from kdit.cli.main import app; app()")
     assert 0 < child_seconds() - before < 0.5
-
-
-def test_an_unknown_command_is_a_usage_error() -> None:
-    assert RUN.invoke(app, ["paint"]).exit_code == 2
 
 
 @contextmanager
@@ -130,14 +129,54 @@ def test_bad_options_are_one_line_before_anything_loads(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--num", "0"], ["--seed", "x"], ["--modulation", "both"], ["--paint"], ["--size"]]
+    ("arguments", "named", "command"),
+    [
+        ("generate a --num 0", "'--num'", " generate"),
+        ("generate a --seed x", "'--seed'", " generate"),
+        ("generate a --modulation both", "'table', 'inline'", " generate"),
+        ("generate a --size", "'--size'", " generate"),
+        ("generate a --paint", "--paint", " generate"),
+        ("generate", "prompt", " generate"),
+        ("verify", "DIR", " verify"),
+        ("inspect a b", "(b)", " inspect"),
+        ("--paint", "--paint", ""),
+        ("paint", "'paint'", ""),
+        ("generat", "Did you mean 'generate'?", ""),
+    ],
 )
-def test_usage_errors_exit_2(arguments: list[str]) -> None:
-    assert RUN.invoke(app, ["generate", "a", *arguments]).exit_code == 2
+def test_usage_errors_are_one_line(arguments: str, named: str, command: str) -> None:
+    result = RUN.invoke(app, arguments.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("kdit: error: ") and result.stderr.count("\n") == 1
+    assert named in result.stderr
+    assert result.stderr.endswith(f" (see kdit{command} --help)\n")
 
 
-def test_generate_needs_a_prompt() -> None:
-    assert RUN.invoke(app, ["generate"]).exit_code == 2
+def test_without_arguments_there_is_the_help() -> None:
+    result = RUN.invoke(app, [])
+    assert result.exit_code == 2
+    assert {"generate", "verify", "inspect"} <= {line.split()[0] for line in result.output.splitlines() if line.strip()}
+    assert "error" not in result.output
+
+
+# ---- notes ---------------------------------------------------------------------------------------
+
+
+def test_a_warning_is_a_note_and_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("kdit.somewhere")
+    with notes_on_stderr():
+        logger.warning("run-1: the rest of\nthe prompt is not seen")
+        logger.warning("run-2: the rest of\nthe prompt is not seen")
+        logger.warning("%d pictures", 3)
+        logger.info("not a warning")
+    logger.warning("later")
+    captured = capsys.readouterr()
+    notes = [line for line in captured.err.splitlines() if line.startswith("kdit: ")]
+    assert notes == ["kdit: note: the rest of the prompt is not seen", "kdit: note: 3 pictures"]
+    assert captured.out == ""
+
+
+# ---- verify and inspect --------------------------------------------------------------------------
 
 
 def test_verify_of_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -166,3 +205,12 @@ def test_inspect_prints_text_and_json() -> None:
     assert missing.exit_code == 2
     assert missing.stderr.startswith("kdit: error: ")
     assert len(missing.stderr.splitlines()) == 1
+
+
+def test_inspect_of_an_unusable_folder_reports_and_exits_1(tmp_path: Path) -> None:
+    text, as_json = RUN.invoke(app, ["inspect", str(tmp_path)]), RUN.invoke(app, ["inspect", str(tmp_path), "--json"])
+    assert (text.exit_code, as_json.exit_code) == (1, 1)
+    assert text.stdout.splitlines()[0].startswith(str(tmp_path))
+    assert text.stdout.splitlines()[-1].startswith("NOT usable")
+    assert json.loads(as_json.stdout)["ok"] is False
+    assert text.stderr == as_json.stderr == ""

@@ -4,183 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
-from kdit.cli.verify.call_mapping import Request, has_pipeline, mapping_of
-from kdit.cli.verify.case import Case, Seed, find_families, read_case
-from kdit.cli.verify.compare import StageReport, compare, failed, not_available, relative_error
-from kdit.cli.verify.network_stage import recorded_calls
-from kdit.cli.verify.pipeline_stages import COMPANION_PROMPTS, companion
+from kdit.cli.main import app
+from kdit.cli.verify.case import Seed, find_families, read_case
+from kdit.cli.verify.compare import StageReport, compare, errors_fail, failed, not_available, relative_error
+from kdit.cli.verify.network_stage import NAME as NETWORK
+from kdit.cli.verify.network_stage import NetworkStage, recorded_calls
 from kdit.cli.verify.report import print_case, print_summary, report_json, stage_line
 from kdit.cli.verify.run import CaseReport, VerifyOptions, VerifyReport, run_verify
-from kdit.config import SampleConfig
 from kdit.errors import CheckpointError, CheckpointMissingError, InputError
-from kdit.keys import TensorKey
+from tests.cli.cases import make_case, write_case
 
-GUIDED, UNGUIDED = {"guidance_embeds": True}, {"guidance_embeds": False}
-CALL = {"prompt": "a red fox", "height": 64, "width": 96, "num_inference_steps": 3, "generator": Seed(5)}
-
-
-def make_case(call: dict[str, object], tensors: dict[str, Tensor] | None = None, **changes: object) -> Case:
-    values: dict[str, object] = {
-        "family": "some_flux",
-        "name": "base",
-        "pipeline": "FluxPipeline",
-        "call": call,
-        "draws": ({"key": "noise.0", "shape": [1, 4, 8, 12], "by": "pipeline_flux"},),
-        "calls": {"transformer": 3},
-        "step0": "denoiser.transformer.call0",
-        "output_stride": 1,
-        "tensors": tensors or {"noise.0": torch.ones(2, 4, 8, 12)},
-    }
-    return Case(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def request_of(transformer: dict[str, object] = GUIDED, **call: object) -> Request:
-    return mapping_of("FluxPipeline").request(make_case({**CALL, **call}), transformer)
-
-
-# ---- how a FLUX call becomes a request -----------------------------------------------------------
-
-
-def test_size_is_width_then_height_and_one_sample_starts_from_its_seed() -> None:
-    request = request_of()
-    assert request.prompt == "a red fox"
-    assert request.runtime_config.size == (96, 64)
-    assert request.runtime_config.seed == 5
-    assert request.feeds is None
-    assert request.sample_config.steps == 3
-
-
-def test_seed_zero_is_a_seed() -> None:
-    assert request_of(generator=Seed(0)).runtime_config.seed == 0
-
-
-def test_values_that_are_not_given_are_those_of_the_reference() -> None:
-    case = make_case({"prompt": "a", "generator": Seed(0)})
-    request = mapping_of("FluxPipeline").request(case, GUIDED)
-    assert request.runtime_config.size == (1024, 1024)
-    assert request.sample_config == SampleConfig(steps=28, guidance_scale=3.5, cfg_scale=1.0, max_sequence_length=512)
-
-
-def test_guidance_is_embedded_only_where_the_network_has_it() -> None:
-    assert request_of(guidance_scale=1.7).sample_config.guidance_scale == 1.7
-    assert request_of(UNGUIDED, guidance_scale=1.7).sample_config.guidance_scale is None
-
-
-def test_text_length() -> None:
-    assert request_of(max_sequence_length=37).sample_config.max_sequence_length == 37
-
-
-@pytest.mark.parametrize(
-    ("call", "negative", "cfg_scale"),
-    [
-        ({"negative_prompt": "blurry", "true_cfg_scale": 2.5}, "blurry", 2.5),
-        ({"negative_prompt": "", "true_cfg_scale": 2.5}, "", 2.5),
-        ({"true_cfg_scale": 2.5}, None, 1.0),
-        ({"negative_prompt": "blurry"}, None, 1.0),
-        ({"negative_prompt": "blurry", "true_cfg_scale": 1}, None, 1.0),
-    ],
-)
-def test_guidance_needs_a_scale_and_a_negative_prompt(
-    call: dict[str, object], negative: str | None, cfg_scale: float
-) -> None:
-    request = request_of(**call)
-    assert request.prompt_negative == negative
-    assert request.sample_config.cfg_scale == cfg_scale
-
-
-def test_second_prompts_are_extra_inputs() -> None:
-    assert request_of().extra_inputs is None
-    extra = request_of(prompt_2="two", negative_prompt="n", negative_prompt_2="n two", true_cfg_scale=2).extra_inputs
-    assert getattr(extra, "prompt_2", None) == "two"
-    assert getattr(extra, "negative_prompt_2", None) == "n two"
-
-
-def test_several_samples_of_one_generator_start_from_the_recorded_draw() -> None:
-    request = request_of(prompt=["a", "b"])
-    assert request.num_samples == 2
-    assert request.feeds is not None
-    assert torch.equal(request.feeds[TensorKey.NOISE], torch.ones(2, 4, 8, 12))  # type: ignore[arg-type]
-
-
-def test_a_generator_per_sample_is_a_seed_per_sample() -> None:
-    request = request_of(prompt=["a", "b"], generator=[Seed(3), Seed(9)])
-    assert request.runtime_config.seed == (3, 9)
-    assert request.feeds is None
-
-
-def test_given_latents_are_fed() -> None:
-    latents = torch.zeros(1, 24, 16)
-    request = request_of(latents=latents)
-    assert request.feeds == {TensorKey.NOISE: latents}
-
-
-@pytest.mark.parametrize("key", ["sigmas", "num_images_per_prompt", "guidence_scale"])
-def test_an_argument_without_a_meaning_is_refused_by_name(key: str) -> None:
-    with pytest.raises(InputError, match=rf"some_flux/base: .*FluxPipeline: {key}"):
-        request_of(**{key: 2})
-
-
-@pytest.mark.parametrize(
-    "call", [{"height": "64"}, {"num_inference_steps": 2.0}, {"prompt": 3}, {"latents": "x"}, {"generator": 7}]
-)
-def test_an_argument_of_another_kind_is_refused_by_name(call: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=f"argument {next(iter(call))} must be"):
-        request_of(**call)
-
-
-def test_without_seed_latents_and_draw_there_is_nothing_to_repeat() -> None:
-    case = make_case({"prompt": ["a", "b"]}, draws=())
-    with pytest.raises(InputError, match="one recorded draw"):
-        mapping_of("FluxPipeline").request(case, GUIDED)
-
-
-def test_branches_are_compared_with_their_own_calls() -> None:
-    tensors = {
-        f"denoiser.transformer.call{i}.{key}": torch.full((1,), float(i))
-        for i in (0, 1)
-        for key in ("in.encoder_hidden_states", "in.pooled_projections", "out")
-    }
-    case = make_case({**CALL, "negative_prompt": "n", "true_cfg_scale": 2.0}, tensors)
-    mapping = mapping_of("FluxPipeline")
-    request = mapping.request(case, GUIDED)
-    embeddings = mapping.embeddings(case, request)
-    assert {key: [float(t) for _, t in pairs] for key, pairs in embeddings.items()} == {
-        TensorKey.POSITIVE: [0.0, 0.0],
-        TensorKey.NEGATIVE: [1.0, 1.0],
-    }
-    assert [(name, float(t)) for name, t in mapping.first_outputs(case, request)] == [
-        ("positive", 0.0),
-        ("negative", 1.0),
-    ]
-    assert mapping.denoiser_calls(request, 3) == {"transformer": 6}
-
-
-def test_only_known_classes_have_a_pipeline() -> None:
-    assert has_pipeline("FluxPipeline")
-    assert not has_pipeline("WanPipeline")
-    with pytest.raises(InputError, match="no pipeline for WanPipeline"):
-        mapping_of("WanPipeline")
-
-
-def test_a_companion_differs_in_everything_but_shapes() -> None:
-    request = request_of(prompt=["a", "b"], negative_prompt=["n", "m"], true_cfg_scale=2.0, guidance_scale=3.0)
-    others = [companion(request, i, 2 - i) for i in (0, 1)]
-    assert [other.prompt for other in others] == [[text] * 2 for text in COMPANION_PROMPTS]
-    assert [other.sample_config.steps for other in others] == [5, 4]
-    everyone = [request, *others]
-    for name in ("guidance_scale", "cfg_scale"):
-        assert len({getattr(each.sample_config, name) for each in everyone}) == 3
-    assert len({each.runtime_config.seed for each in everyone}) == 3
-    assert {each.runtime_config.size for each in everyone} == {(96, 64)}
-    assert all(other.feeds is None for other in others)
-
-
-def test_a_companion_keeps_guidance_off() -> None:
-    config = companion(request_of(UNGUIDED), 0, 1).sample_config
-    assert (config.guidance_scale, config.cfg_scale) == (None, 1.0)
+RUN = CliRunner()
 
 
 # ---- distances -----------------------------------------------------------------------------------
@@ -232,24 +69,6 @@ def test_shapes_must_agree() -> None:
 
 
 # ---- cases on disk -------------------------------------------------------------------------------
-
-
-def write_case(folder: Path, call: dict[str, object], tensors: dict[str, Tensor]) -> Path:
-    folder.mkdir(parents=True)
-    (folder.parent.parent / "model").mkdir(exist_ok=True)
-    info = {
-        "family": folder.parent.parent.name,
-        "case": folder.name,
-        "pipeline": "UnheardPipeline",
-        "call": call,
-        "draws": [],
-        "calls": {},
-        "step0": "denoiser.transformer.call0",
-        "output_stride": 1,
-    }
-    (folder / "case.json").write_text(json.dumps(info, ensure_ascii=False), encoding="utf-8")
-    save_file(tensors, folder / "reference.safetensors")
-    return folder
 
 
 def test_a_case_is_read_with_its_tensors_and_seeds(tmp_path: Path) -> None:
@@ -344,9 +163,25 @@ def test_stages_missing_for_one_reason_share_a_line(capsys: pytest.CaptureFixtur
     case = CaseReport(family="f", case="base", pipeline="P", stages=(GOOD, *missing), seconds=1.0)
     print_case(case)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "f/base (P, 1.0 s)"
+    assert lines[0] == "f/base (P, 1.0 s): passed"
     assert lines[1].endswith("pass")
     assert lines[2:] == ["  latents, output: not available: no pipeline"]
+
+
+def test_a_case_of_the_network_alone_passes_and_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    network = StageReport(name=NETWORK, status="pass", error=1e-6, tolerance=1e-5)
+    only = report_of(network, not_available("latents", "no pipeline"))
+    more = report_of(network, GOOD)
+    for report in (only, more, report_of(failed(NETWORK, "died")), report_of(not_available(NETWORK, "no network"))):
+        print_case(report.cases[0])
+    print_summary(VerifyReport(options=only.options, cases=[*only.cases, *more.cases]))
+    lines = capsys.readouterr().out.splitlines()
+    verdicts = [line.partition(": ")[2] for line in lines if line.startswith("f/base")]
+    assert verdicts == ["passed (network only)", "passed", "failed", "not available"]
+    assert lines[-1] == "2 cases (single): 2 passed (1 of them network only), 0 failed"
+    data = report_json(only)
+    assert (data["passed"], data["num_passed"], data["num_network_only"]) == (True, 1, 1)
+    assert report_json(more)["num_network_only"] == 0
 
 
 def test_json_is_strict_even_with_infinite_errors() -> None:
@@ -362,6 +197,82 @@ def test_summary_counts(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(VerifyReport(options=VerifyOptions(folder=Path("refs"), cases=("odd",))))
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["1 cases (single): 0 passed, 1 failed", "no case found in refs for case odd"]
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_an_error_fails_the_first_stage_that_was_not_reached() -> None:
+    stages = [GOOD]
+    with errors_fail(stages, ("latents", "output")):
+        raise RuntimeError("size of tensor a (3)\n must match")
+    with errors_fail(stages, ("latents", "output")):
+        raise InputError("too late")
+    assert stages[1:] == [
+        failed("output", "RuntimeError: size of tensor a (3) must match"),
+        failed("output", "too late"),
+    ]
+    for passing in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(passing), errors_fail(stages, ("latents",)):
+            raise passing
+
+
+FORWARD = {"denoiser.transformer.call0.in.x": torch.zeros(1), "denoiser.transformer.call0.out": torch.zeros(1)}
+
+
+def families(folder: Path) -> Path:
+    """Families a and b, each with the case base and a network that kdit knows by name."""
+    for name in ("a", "b"):
+        write_case(folder / name / "cases" / "base", {}, FORWARD)
+        config = folder / name / "model" / "transformer" / "config.json"
+        config.parent.mkdir()
+        config.write_text('{"_class_name": "FluxTransformer2DModel"}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes\ndiffer"), AssertionError("ours"), KeyError("k"), MemoryError()]
+)
+def test_any_error_in_one_family_leaves_the_other_judged(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(stage: NetworkStage, *_: object) -> Tensor:
+        if stage.model.parent.name == "a":
+            raise error
+        return torch.zeros(1)
+
+    monkeypatch.setattr(NetworkStage, "_forward", forward)
+    result = RUN.invoke(app, ["verify", str(families(tmp_path)), "--json"])
+    assert result.exit_code == 1, result.output
+    first, second = json.loads(result.stdout)["cases"]
+    assert (first["passed"], second["passed"]) == (False, True)
+    assert first["stages"][0]["note"] == f"{type(error).__name__}: {' '.join(str(error).split())}".strip()
+
+
+def test_ctrl_c_ends_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: object) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NetworkStage, "_forward", forward)
+    result = RUN.invoke(app, ["verify", str(families(tmp_path))])
+    assert (result.exit_code, result.stderr) == (130, "kdit: interrupted\n")
+
+
+@pytest.mark.parametrize(("pipeline", "status"), [("FluxPipeline", "fail"), ("UnheardPipeline", "not available")])
+def test_what_a_network_cannot_be_given_counts_only_with_a_pipeline(
+    pipeline: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(*_: object) -> Tensor:
+        raise InputError("reference tokens are not supported yet")
+
+    monkeypatch.setattr(NetworkStage, "_forward", forward)
+    folder = families(tmp_path) / "a"
+    info = folder / "cases" / "base" / "case.json"
+    info.write_text(info.read_text(encoding="utf-8").replace("UnheardPipeline", pipeline), encoding="utf-8")
+    (case,) = run_verify(VerifyOptions(folder=folder)).cases
+    assert (case.stages[0].name, case.stages[0].status) == (NETWORK, status)
+    assert case.stages[0].note == "reference tokens are not supported yet"
+    assert case.judged == (status == "fail")
 
 
 def test_a_family_that_cannot_be_loaded_fails_and_leaves_the_others_alone(tmp_path: Path) -> None:

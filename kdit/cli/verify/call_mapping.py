@@ -76,6 +76,11 @@ def mapping_of(pipeline: str) -> CallMapping:
     raise InputError(f"kdit has no pipeline for {pipeline}")
 
 
+def repeated(texts: str | list[str] | None, copies: int) -> str | list[str] | None:
+    """The entries of a list ``copies`` times each, prompt-major as in the reference; one text serves all samples."""
+    return [text for text in texts for _ in range(copies)] if isinstance(texts, list) else texts
+
+
 def seed_and_noise(
     call: CallReader, num_samples: int
 ) -> tuple[int | tuple[int, ...] | None, dict[TensorKey, Tensor | list[Tensor]] | None]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from kdit.errors import KditError
 
 Status = Literal["pass", "fail", "not available"]
 
@@ -72,6 +76,24 @@ def failed(name: str, note: str) -> StageReport:
 def not_available(name: str, note: str) -> StageReport:
     """A stage that does not count, because kdit or the recording lacks what it needs."""
     return StageReport(name=name, status="not available", note=note)
+
+
+@contextmanager
+def errors_fail(stages: list[StageReport], names: Sequence[str]) -> Iterator[None]:
+    """The boundary around one case: an error inside ends the block and fails the first of ``names`` not in ``stages``.
+
+    Only KeyboardInterrupt and SystemExit pass.
+    """
+    try:
+        yield
+        return
+    except KditError as error:
+        note = str(error)
+    except Exception as error:  # noqa: BLE001  (a case may break torch, a library or kdit; the others still count)
+        note = f"{type(error).__name__}: {error}"
+    reached = {stage.name for stage in stages}
+    name = next((name for name in names if name not in reached), names[-1])
+    stages.append(failed(name, " ".join(note.split())))
 
 
 def _problem(got: Tensor, expected: Tensor) -> str:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from kdit.cli.verify.call_mapping import CallMapping, Request, mapping_of
 from kdit.cli.verify.case import Case
-from kdit.cli.verify.compare import StageReport, compare, failed
+from kdit.cli.verify.compare import StageReport, compare, errors_fail, failed
 from kdit.config import ExecuteConfig, RuntimeConfig
-from kdit.errors import KditError
 from kdit.keys import TensorKey
 from kdit.models.weights.json_file import read_json
 from kdit.pipelines.pipeline import Pipeline
@@ -39,18 +38,16 @@ class PipelineStages:
         self._pipeline: Pipeline | None = None
 
     def run(self, case: Case) -> list[StageReport]:
-        """One report per stage; a KditError fails the stage that it came in and ends the case."""
+        """One report per stage; an error fails the stage that it came in and ends the case."""
         stages: list[StageReport] = []
-        try:
+        request = None
+        with errors_fail(stages, (PREPARATION,)):
             pipeline = self._loaded()
             transformer = read_json(self.model / "transformer" / "config.json")
             request = mapping_of(case.pipeline).request(case, transformer)
-        except KditError as error:
-            return [failed(PREPARATION, str(error))]
-        try:
-            _CaseRun(case, request, pipeline, stages).run(self.batched)
-        except KditError as error:
-            stages.append(failed(PIPELINE_STAGES[min(len(stages), len(PIPELINE_STAGES) - 1)], str(error)))
+        if request is not None:
+            with errors_fail(stages, PIPELINE_STAGES):
+                _CaseRun(case, request, pipeline, stages).run(self.batched)
         return stages
 
     def _loaded(self) -> Pipeline:

@@ -11,8 +11,8 @@ from kdit.cli.verify.run import CaseReport, VerifyReport
 
 
 def print_case(case: CaseReport) -> None:
-    """One line per stage: relative error, tolerance, verdict; stages missing for one reason share a line."""
-    print(f"{case.family}/{case.case} ({case.pipeline}, {case.seconds:.1f} s)")
+    """The verdict, then a line per stage: relative error, tolerance. Stages missing for one reason share a line."""
+    print(f"{case.family}/{case.case} ({case.pipeline}, {case.seconds:.1f} s): {case.verdict}")
     missing = groupby(case.stages, lambda stage: stage.note if stage.status == "not available" else None)
     for note, stages in missing:
         if note is None:
@@ -44,7 +44,8 @@ def print_summary(report: VerifyReport) -> None:
         print(f"no case found in {options.folder}" + (f" for {', '.join(chosen)}" if chosen else ""))
         return
     mode = "batch" if report.options.batched else "single"
-    parts = [f"{report.passes} passed", f"{report.failures} failed"]
+    only = f" ({report.network_only} of them network only)" if report.network_only else ""
+    parts = [f"{report.passes} passed{only}", f"{report.failures} failed"]
     skipped = len(report.cases) - report.passes - report.failures
     if skipped:
         parts.append(f"{skipped} not available")
@@ -60,6 +61,7 @@ def report_json(report: VerifyReport) -> dict[str, object]:
         "device": report.options.device,
         "passed": report.passed,
         "num_passed": report.passes,
+        "num_network_only": report.network_only,
         "num_failed": report.failures,
         "num_not_available": len(report.cases) - report.passes - report.failures,
         "cases": [_case_json(case) for case in report.cases],
@@ -72,6 +74,7 @@ def _case_json(case: CaseReport) -> dict[str, object]:
         "case": case.case,
         "pipeline": case.pipeline,
         "passed": case.passed if case.judged else None,
+        "network_only": case.network_only,
         "seconds": round(case.seconds, 3),
         "stages": [_stage_json(stage) for stage in case.stages],
     }

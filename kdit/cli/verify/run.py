@@ -12,11 +12,13 @@ import torch
 
 from kdit.cli.verify.call_mapping import has_pipeline
 from kdit.cli.verify.case import Case, FamilyFolder, find_families, read_case
-from kdit.cli.verify.compare import StageReport, failed, not_available
+from kdit.cli.verify.compare import StageReport, errors_fail, not_available
+from kdit.cli.verify.network_stage import NAME as NETWORK
 from kdit.cli.verify.network_stage import NetworkStage
 from kdit.cli.verify.pipeline_stages import PIPELINE_STAGES, PipelineStages
 from kdit.engine.engine import Engine
-from kdit.errors import KditError
+
+READING = "case"  # reported only if the case's files cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,20 @@ class CaseReport:
         """Whether something was compared and nothing failed."""
         return self.judged and all(stage.status != "fail" for stage in self.stages)
 
+    @property
+    def network_only(self) -> bool:
+        """Whether it passed and nothing but single forwards of the network was compared."""
+        return self.passed and all(stage.name == NETWORK for stage in self.stages if stage.status != "not available")
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.judged:
+            return "not available"
+        if not self.passed:
+            return "failed"
+        return "passed (network only)" if self.network_only else "passed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
@@ -68,6 +84,11 @@ class VerifyReport:
     def passes(self) -> int:
         """Number of cases that were compared and passed."""
         return sum(case.passed for case in self.cases)
+
+    @property
+    def network_only(self) -> int:
+        """Number of passed cases in which only the network was compared."""
+        return sum(case.network_only for case in self.cases)
 
     @property
     def passed(self) -> bool:
@@ -97,14 +118,13 @@ def run_verify(options: VerifyOptions, on_case: Callable[[CaseReport], None] | N
 
 def _run_case(family: FamilyFolder, folder: Path, network: NetworkStage, pipeline: PipelineStages) -> CaseReport:
     started = time.perf_counter()
-    pipeline_class, stages = "unknown", []
-    try:
+    pipeline_class, stages = "unknown", list[StageReport]()
+    with errors_fail(stages, (READING,)):
         case = read_case(folder)
-    except KditError as error:
-        stages = [failed("case", str(error))]
-    else:
         pipeline_class = case.pipeline
-        stages = [network.run(case), *_run_pipeline(case, pipeline)]
+        with errors_fail(stages, (NETWORK,)):
+            stages.append(network.run(case))
+        stages += _run_pipeline(case, pipeline)
     return CaseReport(
         family=family.name,
         case=folder.name,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from kdit.cli.verify.call_mapping import CallMapping, Pair, Request, seed_and_noise
+from kdit.cli.verify.call_mapping import CallMapping, Pair, Request, repeated, seed_and_noise
 from kdit.cli.verify.case import CallReader, Case
 from kdit.config import RuntimeConfig, SampleConfig
 from kdit.errors import InputError
@@ -25,11 +25,15 @@ class FluxCallMapping(CallMapping):
         unless true_cfg_scale is above 1; kdit refuses or warns, so neither is passed on then.
         """
         call = CallReader(case)
-        prompt = call.texts("prompt")
+        copies = call.whole("num_images_per_prompt", 1)
+        prompt, prompt_2, negative, negative_2 = (
+            repeated(call.texts(key), copies) for key in ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
+        )
         if prompt is None:
             raise InputError(f"{case.where}: the call has no prompt")
-        prompt_2, negative_2 = call.texts("prompt_2"), call.texts("negative_prompt_2")
-        negative, cfg_scale = call.texts("negative_prompt"), call.number("true_cfg_scale", NO_CFG)
+        if copies > 1 and isinstance(prompt, str):
+            prompt = [prompt] * copies
+        cfg_scale = call.number("true_cfg_scale", NO_CFG)
         guidance = call.number("guidance_scale", GUIDANCE)
         if negative is None or cfg_scale <= 1:
             negative, negative_2, cfg_scale = None, None, NO_CFG
