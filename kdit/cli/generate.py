@@ -47,7 +47,7 @@ class GenerateOptions:
 def run_generate(options: GenerateOptions) -> int:
     """Make the pictures and say so. Returns the exit code; deliberate errors propagate."""
     prompts = [prompt for prompt in options.prompts for _ in range(options.num)]
-    paths = output_paths(options.output, len(prompts))
+    paths = output_paths(options.output.expanduser(), len(prompts))
     as_latents = paths[0].suffix.lower() == LATENTS
     runtime_config = RuntimeConfig(
         seed=options.seed,
@@ -69,21 +69,22 @@ def run_generate(options: GenerateOptions) -> int:
 def _run_pipeline(
     options: GenerateOptions, prompts: list[str], runtime_config: RuntimeConfig, progress: Progress
 ) -> tuple[GenerateResult, bool]:
-    progress.stage(f"opening {options.model}")
     from kdit.pipelines.cancel_token import CancelToken
-    from kdit.pipelines.pipeline import Pipeline
 
-    pipeline = Pipeline.open(options.model, execute_config=options.execute_config)
-    request = pipeline.request(
-        prompts[0] if len(prompts) == 1 else prompts,
-        prompt_negative=options.negative,
-        sample_config=options.sample_config,
-        runtime_config=runtime_config,
-    )
-    progress.stage(f"loading {options.model}")
-    pipeline.load_models()
     token = CancelToken()
     with cancel_on_interrupt(token):
+        progress.stage(f"opening {options.model}")
+        from kdit.pipelines.pipeline import Pipeline
+
+        pipeline = Pipeline.open(options.model, execute_config=options.execute_config)
+        request = pipeline.request(
+            prompts[0] if len(prompts) == 1 else prompts,
+            prompt_negative=options.negative,
+            sample_config=options.sample_config,
+            runtime_config=runtime_config,
+        )
+        progress.stage(f"loading {options.model}")
+        pipeline.load_models(cancel=token)
         progress.stage("encoding the prompt")
         result = pipeline.run(request, callback=_step_printer(progress), cancel=token)
     return result, token.is_set
@@ -155,10 +156,20 @@ def _report(options: GenerateOptions, result: GenerateResult, paths: tuple[Path,
             "timings": {**result.timings, "command": seconds},
             "notices": list(result.notices),
         }
-        print(json.dumps(report))
+        _print(json.dumps(report))
         return
     took = duration(result.timings["total"])
     for path, seed in zip(paths, result.seeds, strict=True):
-        print(f"wrote {path} (seed {seed})" if len(paths) > 1 else f"wrote {path} (seed {seed}, {took})")
+        _print(f"wrote {path} (seed {seed})" if len(paths) > 1 else f"wrote {path} (seed {seed}, {took})")
     if len(paths) > 1:
-        print(f"{len(paths)} files in {took}")
+        _print(f"{len(paths)} files in {took}")
+
+
+def _print(line: str) -> None:
+    """To standard output, which may be a full disk."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise  # the reader has gone away: nobody is left to be told
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error

@@ -50,6 +50,8 @@ class InspectReport(TypedDict):
 def inspect_report(path: str | Path) -> InspectReport:
     """Look at a folder, or at "mini", and list everything that is wrong with it.
 
+    Tensor names and shapes are compared for kdit's own networks; those of text encoders and autoencoders
+    are compared when they are loaded.
     Raises CheckpointError only if there is no folder at all.
     """
     folder = resolve_model_path(path)
@@ -67,6 +69,8 @@ def inspect_report(path: str | Path) -> InspectReport:
     if index and not supported:
         known = ", ".join(name for family in FAMILIES.values() for name in family.pipelines)
         faults.append(f"{folder / INDEX_FILE}: _class_name is {pipeline_class!r}; kdit has pipelines for {known}")
+    if index and supported:
+        faults += _pipeline_faults(Checkpoint(folder, index, components, info), scanned)
     intact = bool(scanned) and all(report["status"] == "ok" for report in scanned)
     parameters = sum(report["parameters"] for report in scanned)
     return InspectReport(
@@ -142,6 +146,27 @@ def _component_report(component: ComponentFolder) -> ComponentReport:
         status="faulty" if faults else "ok",
         faults=faults,
     )
+
+
+def _pipeline_faults(checkpoint: Checkpoint, scanned: list[ComponentReport]) -> list[str]:
+    """What the pipeline would refuse beside the components' own faults: what is absent, settings that it cannot
+    use, tokenizers that do not load.
+    """
+    from kdit.models.text_encoder import load_tokenizer
+    from kdit.pipelines.checkpoint_faults import checkpoint_faults
+    from kdit.pipelines.registry import family_pipeline
+
+    family = family_pipeline(checkpoint.pipeline_key())
+    faults = [str(fault) for fault in checkpoint_faults(checkpoint, family)]
+    tokenizers = [component.tokenizer for component in family.components.values()]
+    for report in scanned:
+        if report["name"] in tokenizers and report["status"] == "ok":
+            try:
+                load_tokenizer(checkpoint.component(report["name"]).path)
+            except CheckpointError as fault:
+                faults.append(str(fault))
+    told = {fault for report in scanned for fault in report["faults"]}
+    return [fault for fault in dict.fromkeys(faults) if fault not in told]
 
 
 def _network_faults(component: ComponentFolder) -> list[str]:

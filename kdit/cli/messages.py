@@ -97,4 +97,5 @@ class _NoteHandler(logging.Handler):
 
 
 def _complain(message: str) -> None:
-    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # None: it was closed, and print would take standard output
+        print(" ".join(message.split()), file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Progress(Protocol):
 @contextmanager
 def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
     """A Progress on ``stream`` (default: stderr), removed from the terminal when the block ends."""
-    stream = sys.stderr if stream is None else stream
+    stream = stream or sys.stderr or io.StringIO()  # stderr is None where it was closed
     if not stream.isatty():
         yield LineProgress(stream)
         return

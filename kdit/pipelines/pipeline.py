@@ -17,11 +17,12 @@ from kdit.engine.engine import Engine
 from kdit.errors import Cancelled, ConfigError, InputError
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
-from kdit.generators.scheduler import make_scheduler
 from kdit.keys import IONodeType, RunId, TensorKey
 from kdit.models.checkpoint import Checkpoint
+from kdit.models.weights.weight_files import raise_first
 from kdit.nodes.core.step_report import StepReport
 from kdit.pipelines.cancel_token import CancelToken
+from kdit.pipelines.checkpoint_faults import checkpoint_faults
 from kdit.pipelines.dag import apply_feeds, topo_sort
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
@@ -103,10 +104,7 @@ class Pipeline:
         check_execute_config(family.network, execute_config)
         check_parallel_config(family.network, parallel_config)
         engine = _engine_for(engine, execute_config, parallel_config)
-        checkpoint.check()
-        for component in family.components.values():
-            checkpoint.component(component.folder)
-        make_scheduler(checkpoint.scheduler_config())
+        raise_first(checkpoint_faults(checkpoint, family))
         _check_component_names(execute_config, checkpoint)
         return cls(
             checkpoint,
@@ -117,12 +115,17 @@ class Pipeline:
             engine=engine,
         )
 
-    def load_models(self) -> None:
-        """Run the graph's loaders. If one fails, the models that came before it are given back."""
+    def load_models(self, *, cancel: CancelToken | None = None) -> None:
+        """Run the graph's loaders; ``cancel`` stops between two of them with ``Cancelled``.
+
+        If one fails, the models that came before it are given back.
+        """
         started = perf_counter()
         try:
             for node_def in topo_sort(self.pipeline_def):
                 if node_def.node_type is IONodeType.LOAD_MODEL:
+                    if cancel is not None and cancel.is_set:
+                        raise Cancelled("cancelled while loading")
                     context = loader_context(node_def, self.checkpoint, self.family, self.execute_config)
                     self.engine.run_node(node_def, {}, context)
         except BaseException:

@@ -140,11 +140,46 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [("load_text_encoder", "kdit: cancelled while loading"), ("load_vae", "kdit: cancelled after step 0 of 24")],
+)
+def test_ctrl_c_while_loading_is_not_lost(
+    loader: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kdit.nodes.io.load_model as module
+
+    load = getattr(module, loader)
+
+    def interrupted(*args: object, **options: object) -> object:
+        if not asked:
+            asked.append(loader)
+            signal.raise_signal(signal.SIGINT)
+        return load(*args, **options)
+
+    asked: list[str] = []
+    monkeypatch.setattr(module, loader, interrupted)
+    result = RUN.invoke(app, ["generate", "a", "-o", str(tmp_path / "x.png")])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_behind_stdout_is_told(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    command = [sys.executable, "-m", "kdit.cli.main", "generate", "a", "-o", str(tmp_path / "x.png"), "--steps", "1"]
+    with full.open("w") as disk:
+        done = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "cannot write to standard output" in done.stderr.splitlines()[-1]
+
+
 # ---- errors of the pipeline ----------------------------------------------------------------------
 
 
 def invoke_with_error(error: BaseException, monkeypatch: pytest.MonkeyPatch, folder: Path) -> SimpleNamespace:
-    def load_models(_: Pipeline) -> None:
+    def load_models(_: Pipeline, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(Pipeline, "load_models", load_models)
@@ -378,7 +413,7 @@ def test_any_script_in_an_ascii_locale_and_ctrl_c_between_two_steps(tmp_path: Pa
 
 
 def test_a_mistake_is_told_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def never(_: Pipeline) -> None:
+    def never(_: Pipeline, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr(Pipeline, "load_models", never)

@@ -97,6 +97,23 @@ def test_tensors_that_our_network_lacks(folder: Path) -> None:
     assert "1 of " in message and "proj_out.bias" in message and "ghost, ghoul" in message
 
 
+@pytest.mark.parametrize(
+    ("file", "changes", "told"),
+    [
+        ("model_index.json", {"vae": [None, None]}, "has no component 'vae'"),
+        ("model_index.json", {"scheduler": [None, None]}, "has no component 'scheduler'"),
+        ("scheduler/scheduler_config.json", {"_class_name": "NopeScheduler"}, "'NopeScheduler' is no scheduler"),
+        ("scheduler/scheduler_config.json", {"_class_name": "DDIMScheduler"}, "takes no sigmas"),
+        ("vae/config.json", {"scaling_factor": "x"}, "scaling_factor must be a number"),
+        ("tokenizer_2/tokenizer.json", {"model": 3}, "component tokenizer_2"),
+    ],
+)
+def test_what_the_pipeline_would_refuse(folder: Path, file: str, changes: dict[str, object], told: str) -> None:
+    edit_json(folder / file, **changes)
+    report = inspect_report(folder)
+    assert not report["ok"] and any(told in fault for fault in report["faults"]), report["faults"]
+
+
 def test_pipeline_that_kdit_does_not_have(folder: Path) -> None:
     edit_json(folder / "model_index.json", _class_name="SomeonesPipeline")
     report = inspect_report(folder)

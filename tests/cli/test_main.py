@@ -185,14 +185,13 @@ def test_verify_of_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert missing.exit_code == 2
     assert missing.stderr.startswith("kdit: error: no folder")
     nothing = RUN.invoke(app, ["verify", str(empty)])
-    assert nothing.exit_code == 1
-    assert nothing.stdout.startswith("no case found in")
+    assert nothing.exit_code == 2 and nothing.stdout == ""
+    assert "no case to verify; expected FAMILY/model and FAMILY/cases" in nothing.stderr
     device = RUN.invoke(app, ["verify", str(empty), "--device", "abacus"])
     assert device.exit_code == 2
     assert device.stderr.startswith("kdit: error: device 'abacus'")
     as_json = RUN.invoke(app, ["verify", str(empty), "--json"])
-    assert as_json.exit_code == 1
-    assert json.loads(as_json.stdout)["cases"] == []
+    assert as_json.exit_code == 2 and as_json.stdout == ""
 
 
 def test_inspect_prints_text_and_json() -> None:

@@ -194,9 +194,8 @@ def test_json_is_strict_even_with_infinite_errors() -> None:
 
 def test_summary_counts(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(report_of(GOOD, BAD))
-    print_summary(VerifyReport(options=VerifyOptions(folder=Path("refs"), cases=("odd",))))
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["1 cases (single): 0 passed, 1 failed", "no case found in refs for case odd"]
+    assert lines == ["1 cases (single): 0 passed, 1 failed"]
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------

@@ -38,11 +38,6 @@ def stage_line(stage: StageReport) -> str:
 
 def print_summary(report: VerifyReport) -> None:
     """The last line."""
-    if not report.cases:
-        options = report.options
-        chosen = [*(f"family {name}" for name in options.families), *(f"case {name}" for name in options.cases)]
-        print(f"no case found in {options.folder}" + (f" for {', '.join(chosen)}" if chosen else ""))
-        return
     mode = "batch" if report.options.batched else "single"
     only = f" ({report.network_only} of them network only)" if report.network_only else ""
     parts = [f"{report.passes} passed{only}", f"{report.failures} failed"]

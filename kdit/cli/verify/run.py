@@ -17,6 +17,7 @@ from kdit.cli.verify.network_stage import NAME as NETWORK
 from kdit.cli.verify.network_stage import NetworkStage
 from kdit.cli.verify.pipeline_stages import PIPELINE_STAGES, PipelineStages
 from kdit.engine.engine import Engine
+from kdit.errors import InputError
 
 READING = "case"  # reported only if the case's files cannot be read
 
@@ -99,8 +100,9 @@ class VerifyReport:
 def run_verify(options: VerifyOptions, on_case: Callable[[CaseReport], None] | None = None) -> VerifyReport:
     """Run every case that the options select; ``on_case`` gets each report as soon as it is there.
 
-    Raises CheckpointMissingError if the folder does not exist and ConfigError for an unknown device. Everything
-    else that is wrong with a model or a case fails that case and leaves the others alone.
+    Raises CheckpointMissingError if the folder does not exist, InputError if it holds no case, and ConfigError
+    for an unknown device. Everything else that is wrong with a model or a case fails that case and leaves the
+    others alone.
     """
     Engine.single(options.device)  # refuses a device once, not in every case
     report = VerifyReport(options=options)
@@ -113,6 +115,12 @@ def run_verify(options: VerifyOptions, on_case: Callable[[CaseReport], None] | N
                 report.cases.append(case_report)
                 if on_case is not None:
                     on_case(case_report)
+    if not report.cases:
+        chosen = [*(f"family {name}" for name in options.families), *(f"case {name}" for name in options.cases)]
+        raise InputError(
+            f"{options.folder}: no case to verify; expected FAMILY/model and FAMILY/cases/CASE/case.json"
+            + (f" for {', '.join(chosen)}" if chosen else "")
+        )
     return report
 
 
