@@ -35,21 +35,19 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class QKNorm(nn.Module):
-    """RMS norm of queries and keys over the head dim, each with its own scale."""
+    """RMS norm of queries and keys over the head dim, each with its own scale; both in one go."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.ones(head_dim))
-        self.key = nn.Parameter(torch.ones(head_dim))
+        self.scale = nn.Parameter(torch.ones(2 * head_dim))  # of the queries, then of the keys
 
-    def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """qkv [R, L, 3, H, K] -> q, k, v [R, L, H, K]."""
-        q, k, v = qkv.unbind(2)
-        return (
-            F.rms_norm(q, q.shape[-1:], self.query, NORM_EPS),
-            F.rms_norm(k, k.shape[-1:], self.key, NORM_EPS),
-            v,
-        )
+    def forward(self, qk: Tensor) -> Tensor:
+        """qk [R, L, 2, H, K] -> the same."""
+        return F.rms_norm(qk, qk.shape[-1:], eps=NORM_EPS) * self.scale.view(2, 1, -1)
+
+    def keys(self, k: Tensor) -> Tensor:
+        """Keys alone, [R, L, H, K] -> the same."""
+        return F.rms_norm(k, k.shape[-1:], eps=NORM_EPS) * self.scale.chunk(2)[1]
 
 
 class StreamLayers(nn.Module):
@@ -82,8 +80,10 @@ class DoubleBlock(nn.Module):
 
         img_qkv = self.img.qkv(modulate(img, i_shift, i_scale)).unflatten(-1, (3, self.num_heads, -1))
         txt_qkv = self.txt.qkv(modulate(txt, t_shift, t_scale)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = (torch.cat(pair, dim=1) for pair in zip(self.txt.norm(txt_qkv), self.img.norm(img_qkv), strict=True))
-        attn = rope_attention(q, k, v, rows, self.ops)
+        qk = torch.cat((self.txt.norm(txt_qkv[:, :, :2]), self.img.norm(img_qkv[:, :, :2])), dim=1)
+        v = torch.cat((txt_qkv[:, :, 2], img_qkv[:, :, 2]), dim=1)
+        q, k = apply_rope(qk, rows.static.shared["rope"]).unbind(2)
+        attn = joint_attention(q, k, v, rows, self.ops)
         txt_attn, img_attn = attn.split((txt.shape[1], img.shape[1]), dim=1)
 
         img = torch.addcmul(img, i_gate, self.img.proj(img_attn))
@@ -118,8 +118,9 @@ class SingleBlock(nn.Module):
             )
         joint = torch.cat((txt, img), dim=1)
         qkv, mlp = self.linear1(modulate(joint, shift, scale)).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
-        q, k, v = self.norm(qkv.unflatten(-1, (3, self.num_heads, -1)))
-        joint = torch.addcmul(joint, gate, self._merge(rope_attention(q, k, v, rows, self.ops), mlp))
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))
+        q, k = apply_rope(self.norm(qkv[:, :, :2]), rows.static.shared["rope"]).unbind(2)
+        joint = torch.addcmul(joint, gate, self._merge(joint_attention(q, k, qkv[:, :, 2], rows, self.ops), mlp))
         txt, img = joint.split((txt.shape[1], img.shape[1]), dim=1)
         return Streams(img, txt)
 
@@ -128,22 +129,27 @@ class SingleBlock(nn.Module):
 
     def _image_only(self, img: Tensor, txt_in: Tensor, img_in: Tensor, gate: Tensor, rows: Rows) -> Tensor:
         qkv, mlp = self.linear1(img_in).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
-        q, k, v = self.norm(qkv.unflatten(-1, (3, self.num_heads, -1)))
-        keys = slice(self.dim, 3 * self.dim)
-        txt_kv = linear(txt_in, self.linear1.weight[keys], self.linear1.bias[keys], ops=self.ops)
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))
+        keys_values = slice(self.dim, 3 * self.dim)
+        txt_kv = linear(txt_in, self.linear1.weight[keys_values], self.linear1.bias[keys_values], ops=self.ops)
         txt_k, txt_v = txt_kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
-        txt_k = F.rms_norm(txt_k, txt_k.shape[-1:], self.norm.key, NORM_EPS)
-        attn = rope_attention(q, torch.cat((txt_k, k), dim=1), torch.cat((txt_v, v), dim=1), rows, self.ops)
-        return torch.addcmul(img, gate, self._merge(attn, mlp))
+        num_txt, table = txt_in.shape[1], rows.static.shared["rope"]
+        q, img_k = apply_rope(self.norm(qkv[:, :, :2]), table[num_txt:]).unbind(2)
+        k = torch.cat((apply_rope(self.norm.keys(txt_k), table[:num_txt, 0]), img_k), dim=1)
+        v = torch.cat((txt_v, qkv[:, :, 2]), dim=1)
+        return torch.addcmul(img, gate, self._merge(joint_attention(q, k, v, rows, self.ops), mlp))
 
 
-def rope_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, ops: OpSet) -> Tensor:
-    """Rotate q and k, attend. q [R, Lq, H, K], k and v [R, L, H, K] -> [R, Lq, D]; q are the last Lq tokens."""
-    table = rows.static.shared["rope"]  # [L, 1, K/2]
-    q, k = apply_rope(q, table[-q.shape[1] :]), apply_rope(k, table)
+def joint_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, ops: OpSet) -> Tensor:
+    """q [R, Lq, H, K], the last Lq tokens; k and v [R, L, H, K] -> [R, Lq, D]."""
     return attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout=rows.layout, role=Role.JOINT, ops=ops
     )
+
+
+def qk_scale(target: str, query: str, key: str) -> WeightRule:
+    """The rule for the scales of one QKNorm."""
+    return WeightRule(f"{target}.norm.scale", (f"{query}.weight", f"{key}.weight"), None, (1, 1))
 
 
 class FluxNetwork(Network):
@@ -186,7 +192,7 @@ class FluxNetwork(Network):
         txt = self.txt_in(cond["txt"])
         _, height, width = shape
         ids = position_ids(txt.shape[1], height // 2, width // 2, txt.device)
-        table = rope_table(ids, self.params.axes_dims_rope)[:, None]
+        table = rope_table(ids, self.params.axes_dims_rope)[:, None, None]  # [L, 1, 1, K/2]
         num_rows, num_tokens = txt.shape[0], ids.shape[0]
         layout = SeqLayout((num_tokens - txt.shape[1],) * num_rows, (txt.shape[1],) * num_rows, num_tokens)
         return Static(layout, {"txt": txt}, {"rope": table})
@@ -249,10 +255,10 @@ class FluxNetwork(Network):
             tuple(f"transformer_blocks.{{}}.attn.add_{name}_proj" for name in "qkv"),
             parts=(1, 1, 1),
         ),
-        WeightRule("double_blocks.{}.img.norm.query", ("transformer_blocks.{}.attn.norm_q.weight",)),
-        WeightRule("double_blocks.{}.img.norm.key", ("transformer_blocks.{}.attn.norm_k.weight",)),
-        WeightRule("double_blocks.{}.txt.norm.query", ("transformer_blocks.{}.attn.norm_added_q.weight",)),
-        WeightRule("double_blocks.{}.txt.norm.key", ("transformer_blocks.{}.attn.norm_added_k.weight",)),
+        qk_scale("double_blocks.{}.img", "transformer_blocks.{}.attn.norm_q", "transformer_blocks.{}.attn.norm_k"),
+        qk_scale(
+            "double_blocks.{}.txt", "transformer_blocks.{}.attn.norm_added_q", "transformer_blocks.{}.attn.norm_added_k"
+        ),
         *plain("double_blocks.{}.img.proj", "transformer_blocks.{}.attn.to_out.0", shard="row"),
         *plain("double_blocks.{}.txt.proj", "transformer_blocks.{}.attn.to_add_out", shard="row"),
         *plain("double_blocks.{}.img.mlp.fc_in", "transformer_blocks.{}.ff.net.0.proj", shard="col"),
@@ -272,8 +278,9 @@ class FluxNetwork(Network):
             "single_blocks.{}.linear2.weight", ("single_transformer_blocks.{}.proj_out.weight",), "row", (1, MLP_RATIO)
         ),
         WeightRule("single_blocks.{}.linear2.bias", ("single_transformer_blocks.{}.proj_out.bias",)),
-        WeightRule("single_blocks.{}.norm.query", ("single_transformer_blocks.{}.attn.norm_q.weight",)),
-        WeightRule("single_blocks.{}.norm.key", ("single_transformer_blocks.{}.attn.norm_k.weight",)),
+        qk_scale(
+            "single_blocks.{}", "single_transformer_blocks.{}.attn.norm_q", "single_transformer_blocks.{}.attn.norm_k"
+        ),
         *plain("head_mod", "norm_out.linear"),
         *plain("img_out", "proj_out"),
     )
