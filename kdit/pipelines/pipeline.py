@@ -226,6 +226,9 @@ class Pipeline:
         fed = checked_feeds(feeds)
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
             notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
+        inputs.settings["fed"] = sorted(key.value for key in fed)
+        if TensorKey.LATENTS in fed:
+            inputs.settings["steps"] = 0  # what is fed is only decoded
         builder = self.family.context_builder(self._graph_with(fed), self.checkpoint)
         builder.prepare_generate_inputs(
             inputs,
@@ -250,7 +253,7 @@ class Pipeline:
         if self._closed:
             raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
         run_id = RunId(f"run-{next(_run_numbers)}")
-        return PipelineRun(run_id, self.engine, request, self.family.latents, hold=hold)
+        return PipelineRun(run_id, self, request, hold=hold)
 
     def run(
         self,

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Collection
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from kdit.keys import InferNodeType, IONodeType, RunId, TensorKey
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import OutputPins
 from kdit.pipelines.dag import compute_input_pins, count_consumers, prune, topo_sort
-from kdit.pipelines.family_pipeline import LatentForm
+from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.request import PipelineRequest
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_pool_key import TensorPoolKey
@@ -28,6 +28,13 @@ logger = logging.getLogger(__name__)
 OUTPUT_NODES = (IONodeType.FETCH_TENSOR, IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO)  # what a request is run for
 
 
+class RunOwner(Protocol):
+    """What a run needs of its Pipeline."""
+
+    engine: Engine
+    family: FamilyPipeline
+
+
 class PipelineRun:
     """Runs the nodes of one request: up to the denoising loop when made, the loop step by step, the rest in
     ``finish``. A context manager; ``close`` frees every tensor of the run, however it ended.
@@ -36,16 +43,16 @@ class PipelineRun:
     def __init__(
         self,
         run_id: RunId,
-        engine: Engine,
+        owner: RunOwner,
         request: PipelineRequest,
-        latent_form: LatentForm,
         *,
         hold: Collection[TensorKey] = (),
     ) -> None:
-        self.run_id, self.engine, self.inputs, self.notices = run_id, engine, request.inputs, request.notices
+        self._owner = owner  # a pipeline gives its models back when nobody holds it; a run of it does
+        self.run_id, self.engine, self.inputs, self.notices = run_id, owner.engine, request.inputs, request.notices
         # A run that is simply dropped frees its tensors too.
-        weakref.finalize(self, engine.release_later, run_id).atexit = False
-        self._builder, self._latent_form = request.builder, latent_form
+        weakref.finalize(self, owner.engine.release_later, run_id).atexit = False
+        self._builder, self._latent_form = request.builder, owner.family.latents
         self._outputs: dict[int, OutputPins] = {}
         self._timings: dict[str, float] = {}
         self._started = time.perf_counter()
@@ -63,8 +70,8 @@ class PipelineRun:
         self.generate_node: NodeDef | None = loops[0] if loops else None
         try:
             for key, consumers in count_consumers(graph, self._nodes, held=hold).items():
-                engine.register_tensor(key, consumers, run=run_id)
-            engine.feed_tensors(request.feeds, run=run_id)
+                self.engine.register_tensor(key, consumers, run=run_id)
+            self.engine.feed_tensors(request.feeds, run=run_id)
             self._run_nodes_before_loop()
             self._tell_notices()
         except BaseException:

@@ -247,6 +247,8 @@ def test_latents_can_be_decoded_alone(dev: Pipeline) -> None:
     decoded = make(dev, feeds={TensorKey.LATENTS: made.latents})
     assert made.pixels is not None and decoded.pixels is not None
     assert torch.equal(decoded.pixels, made.pixels) and "denoise" not in decoded.timings
+    assert (decoded.settings["steps"], decoded.settings["fed"]) == (0, ["latents"])
+    assert (made.settings["steps"], made.settings["fed"]) == (2, [])
 
 
 def test_a_feed_that_nobody_reads_is_refused(dev: Pipeline) -> None:
@@ -505,6 +507,14 @@ def test_a_dropped_run_frees_its_state(dev: Pipeline) -> None:
     del runs
     drain(dev)
     assert not dev.engine.executors[0]._open_states and dev.engine.tensor_keys() == ()
+
+
+def test_a_run_keeps_its_pipeline_alive(dev: Pipeline, dev_folder: Path) -> None:
+    run = Pipeline.from_models(dev_folder).start("a red fox", sample_config=SMALL, runtime_config=runtime())
+    drain(dev)
+    while run.steps_left:
+        Pipeline.step([run])
+    assert torch.equal(run.finish().latents, make(dev).latents)
 
 
 def test_a_run_is_finished_once_and_only_at_its_end(dev: Pipeline) -> None:
