@@ -40,7 +40,8 @@ def main() -> None:
     sample = SampleConfig(steps=args.steps, cfg_scale=args.cfg, max_sequence_length=args.text_tokens)
     runtime = RuntimeConfig(seed=0, size=(args.size, args.size), output_type="latents")
     hold = (TensorKey.POSITIVE, TensorKey.NEGATIVE)
-    with pipe.start(args.prompt, sample_config=sample, runtime_config=runtime, hold=hold) as run:
+    request = pipe.request(args.prompt, sample_config=sample, runtime_config=runtime)
+    with pipe.begin(request, hold=hold) as run:
         embeddings = {key: run.fetch(key) for key in hold}
 
     def kdit() -> torch.Tensor:

@@ -164,33 +164,6 @@ class Pipeline:
         )
         return self.run(request, callback=callback, cancel=cancel)
 
-    def start(
-        self,
-        prompt: str | list[str],
-        *,
-        prompt_negative: str | list[str] | None = None,
-        sample_config: SampleConfig | None = None,
-        runtime_config: RuntimeConfig | None = None,
-        cache_config: list[CacheConfig] | None = None,
-        extra_inputs: ExtraInputs | None = None,
-        feeds: Mapping[TensorKey, TensorData] | None = None,
-        hold: Collection[TensorKey] = (),
-    ) -> PipelineRun:
-        """Begin a request as ``generate`` does, and stop before its first denoising step.
-
-        ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
-        """
-        request = self.request(
-            prompt,
-            prompt_negative=prompt_negative,
-            sample_config=sample_config,
-            runtime_config=runtime_config,
-            cache_config=cache_config,
-            extra_inputs=extra_inputs,
-            feeds=feeds,
-        )
-        return self.begin(request, hold=hold)
-
     def request(
         self,
         prompt: str | list[str],
@@ -249,7 +222,10 @@ class Pipeline:
         )
 
     def begin(self, request: PipelineRequest, *, hold: Collection[TensorKey] = ()) -> PipelineRun:
-        """Run a request up to its first denoising step."""
+        """Run a request up to its first denoising step.
+
+        ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
+        """
         if self._closed:
             raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
         run_id = RunId(f"run-{next(_run_numbers)}")

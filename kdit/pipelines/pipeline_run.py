@@ -1,4 +1,4 @@
-"""PipelineRun: one request on its way through the graph. Made by ``Pipeline.start``."""
+"""PipelineRun: one request on its way through the graph. Made by ``Pipeline.begin``."""
 
 from __future__ import annotations
 

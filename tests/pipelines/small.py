@@ -8,8 +8,10 @@ from pathlib import Path
 
 from kdit import (
     Pipeline,
+    PipelineRun,
     RuntimeConfig,
     SampleConfig,
+    TensorKey,
 )
 from kdit.pipelines.result import GenerateResult
 
@@ -22,6 +24,12 @@ CFG = SampleConfig(steps=2, max_sequence_length=12, cfg_scale=2.0)
 def make(pipe: Pipeline, prompt: str | list[str] = "a red fox", **changes: object) -> GenerateResult:
     arguments: dict[str, object] = dict(sample_config=SMALL, runtime_config=RuntimeConfig(seed=3, size=(32, 48)))
     return pipe.generate(prompt, **{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def start(pipe: Pipeline, prompt: str, *, hold: tuple[TensorKey, ...] = (), **changes: object) -> PipelineRun:
+    """A run before its first step."""
+    arguments: dict[str, object] = dict(sample_config=SMALL, runtime_config=RuntimeConfig(seed=3, size=(32, 48)))
+    return pipe.begin(pipe.request(prompt, **{**arguments, **changes}), hold=hold)  # type: ignore[arg-type]
 
 
 def runtime(**changes: object) -> RuntimeConfig:

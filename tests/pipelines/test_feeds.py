@@ -11,7 +11,7 @@ from kdit import (
     Pipeline,
     TensorKey,
 )
-from tests.pipelines.small import CFG, make, runtime
+from tests.pipelines.small import CFG, make, runtime, start
 
 NOISE_SHAPE = (1, 4, 6, 4)
 
@@ -35,7 +35,7 @@ def test_embeddings_can_come_from_outside(dev: Pipeline) -> None:
         runtime_config=runtime(),
         hold=(TensorKey.POSITIVE, TensorKey.NEGATIVE),
     )
-    with dev.start("a red fox", **arguments) as run:  # type: ignore[arg-type]
+    with start(dev, "a red fox", **arguments) as run:  # type: ignore[arg-type]
         held = {key: run.fetch(key) for key in (TensorKey.POSITIVE, TensorKey.NEGATIVE)}
     result = make(dev, "told, not read", feeds=held, sample_config=CFG)
     assert "text_encode" not in result.timings  # nobody needs the encoders any more

@@ -21,7 +21,7 @@ from kdit import (
 from kdit.keys import IONodeType, ModelKey
 from kdit.models.model_pool_key import ModelPoolKey
 from tests.models.fill import distance
-from tests.pipelines.small import CFG, SMALL, drain, make, runtime
+from tests.pipelines.small import CFG, SMALL, drain, make, runtime, start
 
 
 def test_a_callback_hears_of_every_step(dev: Pipeline) -> None:
@@ -64,7 +64,7 @@ def test_three_runs_at_different_steps_share_their_forwards(dev: Pipeline) -> No
     ]
     runs = []
     for prompt, arguments in zip(prompts, settings, strict=True):
-        runs.append(dev.start(prompt, **arguments))  # type: ignore[arg-type]
+        runs.append(start(dev, prompt, **arguments))  # type: ignore[arg-type]
         dev.step(runs)
     while left := [run for run in runs if run.steps_left]:
         dev.step(left)
@@ -73,7 +73,7 @@ def test_three_runs_at_different_steps_share_their_forwards(dev: Pipeline) -> No
 
 
 def test_a_run_shows_its_state_between_steps(dev: Pipeline) -> None:
-    with dev.start("a", sample_config=CFG, runtime_config=runtime()) as run:
+    with start(dev, "a", sample_config=CFG, runtime_config=runtime()) as run:
         assert run.steps_left == run.num_steps == 2 and "prediction" not in run.peek()
         dev.step([run])
         seen = run.peek()
@@ -82,11 +82,11 @@ def test_a_run_shows_its_state_between_steps(dev: Pipeline) -> None:
 
 
 def test_runs_that_cannot_share_a_step_are_refused(dev: Pipeline, schnell: Pipeline) -> None:
-    with dev.start("a", sample_config=SMALL, runtime_config=runtime()) as a:
+    with start(dev, "a", sample_config=SMALL, runtime_config=runtime()) as a:
         for other in (
-            dev.start("a", sample_config=SMALL, runtime_config=runtime(size=(32, 32))),
-            dev.start("a", sample_config=CFG, runtime_config=runtime()),
-            schnell.start("a", sample_config=SMALL, runtime_config=runtime()),
+            start(dev, "a", sample_config=SMALL, runtime_config=runtime(size=(32, 32))),
+            start(dev, "a", sample_config=CFG, runtime_config=runtime()),
+            start(schnell, "a", sample_config=SMALL, runtime_config=runtime()),
         ):
             with other, pytest.raises(InputError, match=r"cannot share a step|must come from one Pipeline"):
                 dev.step([a, other])
@@ -129,7 +129,9 @@ def test_nan_weights_name_their_stage_and_leave_no_file(
 
 def test_a_dropped_run_frees_its_state(dev: Pipeline) -> None:
     drain(dev)
-    runs = [dev.start("a", sample_config=SMALL, runtime_config=runtime(), hold=(TensorKey.POSITIVE,)) for _ in range(3)]
+    runs = [
+        start(dev, "a", sample_config=SMALL, runtime_config=runtime(), hold=(TensorKey.POSITIVE,)) for _ in range(3)
+    ]
     assert len(dev.engine.executors[0]._open_states) == len(runs)
     del runs
     drain(dev)
@@ -137,7 +139,7 @@ def test_a_dropped_run_frees_its_state(dev: Pipeline) -> None:
 
 
 def test_a_run_keeps_its_pipeline_alive(dev: Pipeline, dev_folder: Path) -> None:
-    run = Pipeline.from_models(dev_folder).start("a red fox", sample_config=SMALL, runtime_config=runtime())
+    run = start(Pipeline.from_models(dev_folder), "a red fox", sample_config=SMALL, runtime_config=runtime())
     drain(dev)
     while run.steps_left:
         Pipeline.step([run])
@@ -145,7 +147,7 @@ def test_a_run_keeps_its_pipeline_alive(dev: Pipeline, dev_folder: Path) -> None
 
 
 def test_a_run_is_finished_once_and_only_at_its_end(dev: Pipeline) -> None:
-    run = dev.start("a red fox", sample_config=SMALL, runtime_config=runtime())
+    run = start(dev, "a red fox", sample_config=SMALL, runtime_config=runtime())
     with pytest.raises(InputError, match="2 of 2 steps are left"):
         run.finish()
     dev.step([run])

@@ -20,7 +20,7 @@ Pair = tuple[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments of Pipeline.start that repeat a recorded call."""
+    """The arguments of Pipeline.request that repeat a recorded call."""
 
     prompt: str | list[str]
     prompt_negative: str | list[str] | None

@@ -136,15 +136,15 @@ class _CaseRun:
 
 def start(pipeline: Pipeline, request: Request, hold: tuple[TensorKey, ...]) -> PipelineRun:
     """Start ``request``, keeping the tensors of ``hold`` until they are fetched."""
-    return pipeline.start(
+    prepared = pipeline.request(
         request.prompt,
         prompt_negative=request.prompt_negative,
         sample_config=request.sample_config,
         runtime_config=request.runtime_config,
         extra_inputs=request.extra_inputs,
-        feeds=None if request.feeds is None else dict(request.feeds),
-        hold=hold,
+        feeds=request.feeds,
     )
+    return pipeline.begin(prepared, hold=hold)
 
 
 def companion(request: Request, index: int, more_steps: int) -> Request:
