@@ -156,20 +156,10 @@ def _report(options: GenerateOptions, result: GenerateResult, paths: tuple[Path,
             "timings": {**result.timings, "command": seconds},
             "notices": list(result.notices),
         }
-        _print(json.dumps(report))
+        print(json.dumps(report))
         return
     took = duration(result.timings["total"])
     for path, seed in zip(paths, result.seeds, strict=True):
-        _print(f"wrote {path} (seed {seed})" if len(paths) > 1 else f"wrote {path} (seed {seed}, {took})")
+        print(f"wrote {path} (seed {seed})" if len(paths) > 1 else f"wrote {path} (seed {seed}, {took})")
     if len(paths) > 1:
-        _print(f"{len(paths)} files in {took}")
-
-
-def _print(line: str) -> None:
-    """To standard output, which may be a full disk."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        raise  # the reader has gone away: nobody is left to be told
-    except OSError as error:
-        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
+        print(f"{len(paths)} files in {took}")

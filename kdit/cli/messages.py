@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import re
@@ -32,6 +33,8 @@ def one_line_errors() -> Iterator[None]:
     """Turn a deliberate error into one line on stderr and its exit code. A bug keeps its traceback."""
     try:
         yield
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk shows here
     except Cancelled as error:
         _complain(f"kdit: {error}")
         raise typer.Exit(130) from None
@@ -41,6 +44,11 @@ def one_line_errors() -> Iterator[None]:
     except KditError as error:
         _complain(f"kdit: error: {error}")
         raise typer.Exit(1 if isinstance(error, NonFiniteError) else 2) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _complain(f"kdit: error: cannot write to standard output: {error.strerror}")
+        raise typer.Exit(2) from None
 
 
 class OneLineGroup(TyperGroup):

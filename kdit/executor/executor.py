@@ -212,11 +212,17 @@ class Executor:
             self._drop_nodes(node_ids)
 
     def release_later(self, what: RunId | Collection[int]) -> None:
-        """Before the next command, end a run or forget nodes whose owner was garbage-collected.
+        """End a run or forget nodes whose owner was garbage-collected: now, or before the next command.
 
-        A collector may call this in the middle of a command, so it takes no lock and frees nothing itself.
+        A collector may call this in the middle of a command, also in the thread that holds the lock, so it
+        never waits.
         """
         self._released.append(what)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_all_released()
+            finally:
+                self._lock.release()
 
     def clear_models(self) -> None:
         """Forget all models and nodes."""
@@ -238,8 +244,7 @@ class Executor:
     def _command(self, what: str, *runs: RunId) -> Iterator[None]:
         with self._lock, torch.inference_mode():
             logger.debug("run %s, rank %d: %s", ",".join(runs) or "-", self._group.rank_id, what)
-            while self._released:
-                self._drop_released(self._released.popleft())
+            self._drop_all_released()
             yield
 
     @contextmanager
@@ -331,11 +336,13 @@ class Executor:
     def _pool(self, run: RunId) -> TensorPool:
         return self._tensor_pools.setdefault(run, TensorPool())
 
-    def _drop_released(self, what: RunId | Collection[int]) -> None:
-        if isinstance(what, str):
-            self._drop_run(RunId(what))
-        else:
-            self._drop_nodes(what)
+    def _drop_all_released(self) -> None:
+        while self._released:
+            what = self._released.popleft()
+            if isinstance(what, str):
+                self._drop_run(RunId(what))
+            else:
+                self._drop_nodes(what)
 
     def _drop_nodes(self, node_ids: Collection[int]) -> None:
         loaded = self._model_pool.keys()

@@ -14,7 +14,7 @@ from kdit.errors import InputError, NonFiniteError
 from kdit.generators.denoise_state import Branch, DenoiseState, Guidance, Scheduler
 from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
-from kdit.generators.scheduler import make_scheduler, scheduler_step
+from kdit.generators.scheduler import SETTINGS_ERRORS, make_scheduler, scheduler_step
 from kdit.keys import TensorKey, family_of_model
 from kdit.models.network import Network
 from kdit.models.prepare import prepare_mod, prepare_static
@@ -76,7 +76,7 @@ class GeneratorRunner:
         try:
             with np.errstate(all="ignore"):  # what comes of a division by zero is refused below
                 self.definition.denoise.set_timesteps(scheduler, num_steps, noise_shape)
-        except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # whatever a class says of its settings
+        except SETTINGS_ERRORS as error:
             raise InputError(f"{where} makes no schedule: {error}") from error
         if not bool(torch.isfinite(scheduler.timesteps).all()):
             raise InputError(f"{where} gives timesteps that are not finite")

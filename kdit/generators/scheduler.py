@@ -12,6 +12,8 @@ from kdit.errors import CheckpointError
 from kdit.generators.denoise_state import Scheduler
 
 CONFIG = "scheduler/scheduler_config.json"
+# What the classes raise for settings that they cannot use.
+SETTINGS_ERRORS = (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 
 
 def make_scheduler(config: Mapping[str, object]) -> Scheduler:
@@ -31,8 +33,11 @@ def make_scheduler(config: Mapping[str, object]) -> Scheduler:
         raise CheckpointError(f"{CONFIG}: {name} takes no sigmas, so it cannot sample a flow model")
     try:
         scheduler: Scheduler = found.from_config(dict(config))
-    except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:  # whatever a class says of its settings
+    except SETTINGS_ERRORS as error:
         raise CheckpointError(f"{CONFIG}: {name} cannot be made from these settings: {error}") from error
+    predicts = scheduler.config.get("prediction_type", "flow_prediction")
+    if predicts != "flow_prediction":
+        raise CheckpointError(f"{CONFIG}: prediction_type of {name} is {predicts!r}, expected 'flow_prediction'")
     if scheduler.config.get("stochastic_sampling"):
         raise CheckpointError(
             f"{CONFIG}: stochastic_sampling of {name} draws from the process's global generator, so a seed would "

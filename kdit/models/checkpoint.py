@@ -94,10 +94,6 @@ class Checkpoint:
             for path in folder.open_weights().files
         )
 
-    def component_hash(self, name: str) -> str:
-        """Fingerprint of one component's weights; the same wherever the component's folder lies."""
-        return weight_hash((path.name, path) for path in self.component(name).open_weights().files)
-
 
 def resolve_model_path(path: str | Path) -> Path:
     """The folder of a model: a path as it stands, or the package's data for the string "mini".
@@ -105,6 +101,8 @@ def resolve_model_path(path: str | Path) -> Path:
     A folder of that name is reached as "./mini". Raises CheckpointError for a file,
     CheckpointMissingError if there is nothing.
     """
+    if not str(path).strip():
+        raise CheckpointMissingError(f"the name of the model folder is empty: {str(path)!r}")
     if path == BUILT_IN:
         folder = Path(str(package_files("kdit"))) / "data" / BUILT_IN
     else:

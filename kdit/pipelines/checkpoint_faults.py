@@ -8,6 +8,7 @@ from functools import partial
 from kdit.errors import CheckpointError
 from kdit.generators.scheduler import make_scheduler
 from kdit.models.checkpoint import Checkpoint
+from kdit.models.weights.loading import check_network
 from kdit.pipelines.family_pipeline import FamilyPipeline
 
 
@@ -19,8 +20,10 @@ def checkpoint_faults(checkpoint: Checkpoint, family: FamilyPipeline) -> list[Ch
         if name not in checkpoint.components:
             faults += _fault_of(partial(checkpoint.component, name))
     faults += _fault_of(lambda: make_scheduler(checkpoint.scheduler_config()))
-    # Its settings are read from files that must be sound for that.
-    return faults or list(_fault_of(partial(family.defaults, checkpoint)))
+    if faults:  # what follows reads files that must be sound for that
+        return faults
+    network = checkpoint.component(family.components[family.network].folder)
+    return [*_fault_of(partial(check_network, network)), *_fault_of(partial(family.defaults, checkpoint))]
 
 
 def _fault_of(check: Callable[[], object]) -> Iterator[CheckpointError]:

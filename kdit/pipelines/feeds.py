@@ -19,6 +19,8 @@ LATENT_KEYS = (TensorKey.NOISE, TensorKey.BASE_LATENT, TensorKey.LATENTS)
 
 def checked_feeds(feeds: Mapping[TensorKey, TensorData] | None) -> dict[TensorKey, TensorData]:
     """A copy of ``feeds``. Raises InputError for a key, a type or a value that cannot be fed."""
+    if feeds is not None and not isinstance(feeds, Mapping):
+        raise InputError(f"feeds must be a dict from TensorKey to tensors, got {type(feeds).__name__}")
     fed = dict(feeds or {})
     for key, data in fed.items():
         if not isinstance(key, TensorKey):

@@ -17,10 +17,11 @@ from kdit.engine.engine import Engine
 from kdit.errors import Cancelled, ConfigError, InputError
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
-from kdit.keys import IONodeType, RunId, TensorKey
+from kdit.keys import IONodeType, RunId, TensorKey, family_of_model
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.weights.weight_files import raise_first
 from kdit.nodes.core.step_report import StepReport
+from kdit.nodes.infer.generate import GeneratorNode
 from kdit.pipelines.cancel_token import CancelToken
 from kdit.pipelines.checkpoint_faults import checkpoint_faults
 from kdit.pipelines.dag import apply_feeds, topo_sort
@@ -60,7 +61,7 @@ class Pipeline:
         self.pipeline_def = family.build()
         self._graphs: dict[frozenset[TensorKey], PipelineDef] = {frozenset(): self.pipeline_def}
         self._node_ids = {node_def.node_id for node_def in self.pipeline_def.nodes}
-        self._closed = False
+        self._closed = self._loaded = False
         # A pipeline that is simply dropped gives its models back too.
         weakref.finalize(self, engine.release_later, self._node_ids).atexit = False
         self.model_hash = checkpoint.weight_hash()
@@ -120,6 +121,7 @@ class Pipeline:
 
         If one fails, the models that came before it are given back.
         """
+        self._check_open()
         started = perf_counter()
         try:
             for node_def in topo_sort(self.pipeline_def):
@@ -129,8 +131,9 @@ class Pipeline:
                     context = loader_context(node_def, self.checkpoint, self.family, self.execute_config)
                     self.engine.run_node(node_def, {}, context)
         except BaseException:
-            self.close()
+            self.engine.forget_nodes(tuple(self._node_ids))
             raise
+        self._loaded = True
         self.load_seconds = perf_counter() - started
 
     def generate(
@@ -176,15 +179,12 @@ class Pipeline:
         feeds: Mapping[TensorKey, TensorData] | None = None,
     ) -> PipelineRequest:
         """Check a request and fill in its defaults. Needs no loaded weights."""
+        _expect(cache_config, list)
         caches = self.execute_config.cache_config if cache_config is None else tuple(cache_config)
         check_cache_config(self.family.network, caches)
-        for given, kind in (
-            (sample_config, SampleConfig),
-            (runtime_config, RuntimeConfig),
-            (extra_inputs, ExtraInputs),
-        ):
-            if given is not None and not isinstance(given, kind):
-                raise InputError(f"expected a {kind.__name__}, got {type(given).__name__}: {given!r}")
+        _expect(sample_config, SampleConfig)
+        _expect(runtime_config, RuntimeConfig)
+        _expect(extra_inputs, ExtraInputs)
         inputs, notices = make_inputs(
             self.defaults,
             self.execute_config,
@@ -199,6 +199,7 @@ class Pipeline:
         fed = checked_feeds(feeds)
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
             notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
+        self._check_fed_keys(fed)
         inputs.settings["fed"] = sorted(key.value for key in fed)
         if TensorKey.LATENTS in fed:
             inputs.settings["steps"] = 0  # what is fed is only decoded
@@ -215,6 +216,7 @@ class Pipeline:
         check_memory(self.family.memory_floor(self.checkpoint, inputs), inputs, self._device())
         self._try_schedule(inputs.sample_config.steps, shape)
         return PipelineRequest(
+            owner=self,
             builder=builder,
             inputs=inputs,
             feeds=spatial_feeds(fed, inputs, shape, self.family.latents),
@@ -226,8 +228,12 @@ class Pipeline:
 
         ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
         """
-        if self._closed:
-            raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
+        _expect(request, PipelineRequest)
+        if request.owner is not self:
+            raise InputError("a request is run by the pipeline whose request(...) made it; this is another's")
+        self._check_open()
+        if not self._loaded:
+            raise InputError(f"the weights of {self.name} are not loaded yet; call load_models() first")
         run_id = RunId(f"run-{next(_run_numbers)}")
         return PipelineRun(run_id, self, request, hold=hold)
 
@@ -272,8 +278,11 @@ class Pipeline:
         The runs must come from one Pipeline and have steps left; they may stand at different steps and have
         different prompts, seeds, step counts and guidance values. Raises InputError if their shapes differ.
         """
-        if isinstance(runs, PipelineRun) or not runs or any(run.steps_left == 0 for run in runs):
-            raise InputError("step takes a list of runs: one at least, each with steps left")
+        _expect(runs, (list, tuple))
+        for run in runs:
+            _expect(run, PipelineRun)
+        if not runs or any(run.steps_left == 0 for run in runs):
+            raise InputError("step takes one run at least, each with steps left")
         first = runs[0]
         if any(run.engine is not first.engine or run.generate_node != first.generate_node for run in runs):
             raise InputError("runs that share a step must come from one Pipeline")
@@ -282,6 +291,20 @@ class Pipeline:
         for run, report in zip(runs, reports, strict=True):
             run.count_step(report.seconds)
         return reports
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
+
+    def _check_fed_keys(self, fed: Mapping[TensorKey, TensorData]) -> None:
+        """A tensor that the loop's node could take, but this family does not read, would be ignored."""
+        taken = generator_def(self.family.network).capabilities.inputs
+        unread = [key.name for key in fed if key in GeneratorNode.input_defs and key not in taken]
+        if unread:
+            title = family_of_model(self.family.network).title
+            raise InputError(
+                f"feeds: {title} takes no {', '.join(unread)}; it takes {', '.join(k.name for k in taken)}"
+            )
 
     def _graph_with(self, fed: Mapping[TensorKey, TensorData]) -> PipelineDef:
         """The graph with these tensors fed. Kept, so that executors need one node per feed and not one per call."""
@@ -309,9 +332,13 @@ class Pipeline:
         }
 
 
-def _expect(given: object, kind: type) -> None:
+def _expect(given: object, kind: type | tuple[type, ...]) -> None:
+    """``given`` must be a ``kind``, or None where a default stands for it."""
     if given is not None and not isinstance(given, kind):
-        raise InputError(f"expected a {kind.__name__}, got {type(given).__name__}: {given!r}")
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise InputError(
+            f"expected {' or '.join(k.__name__ for k in kinds)}, got {type(given).__name__}: {given!r:.80}"
+        )
 
 
 def _engine_for(engine: Engine | None, execute_config: ExecuteConfig, parallel_config: ParallelConfig) -> Engine:

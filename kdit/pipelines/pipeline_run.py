@@ -49,7 +49,9 @@ class PipelineRun:
         hold: Collection[TensorKey] = (),
     ) -> None:
         self._owner = owner  # a pipeline gives its models back when nobody holds it; a run of it does
-        self.run_id, self.engine, self.inputs, self.notices = run_id, owner.engine, request.inputs, request.notices
+        self.run_id, self.engine, self.inputs = run_id, owner.engine, request.inputs
+        self.notices: tuple[str, ...] = ()  # those that were told
+        self._unused = request.notices
         # A run that is simply dropped frees its tensors too.
         weakref.finalize(self, owner.engine.release_later, run_id).atexit = False
         self._builder, self._latent_form = request.builder, owner.family.latents
@@ -127,6 +129,7 @@ class PipelineRun:
                 )
             while self._nodes:
                 self._run_node(self._nodes.pop(0))
+            self._tell_notices()
             return self._collect()
         finally:
             self.close()
@@ -162,9 +165,10 @@ class PipelineRun:
 
     def _tell_notices(self) -> None:
         """Log what was asked for and had no effect, and what nodes have told, once each."""
-        self.notices = tuple(dict.fromkeys((*self.notices, *self.engine.notices(self.run_id))))
-        for notice in self.notices:
-            logger.warning("%s: %s", self.run_id, notice)
+        for notice in dict.fromkeys((*self._unused, *self.engine.notices(self.run_id))):
+            if notice not in self.notices:
+                self.notices = (*self.notices, notice)
+                logger.warning("%s: %s", self.run_id, notice)
 
     def _collect(self) -> GenerateResult:
         pixels, latents = self._fetched(TensorKey.IMAGE), self._fetched(TensorKey.LATENTS)

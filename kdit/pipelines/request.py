@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from kdit.config import CacheConfig, ExecuteConfig, RuntimeConfig, SampleConfig
 from kdit.config.runtime_config import MAX_SEED
@@ -26,8 +26,9 @@ DRAWN_SEED_BITS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRequest:
-    """A checked request, ready to run once. ``Pipeline.prepare`` makes it."""
+    """A checked request, ready to run. ``Pipeline.request`` makes it."""
 
+    owner: object = field(repr=False)  # the Pipeline that made it, which alone can run it
     builder: ContextBuilder
     inputs: PipelineGenerateInputs
     feeds: Mapping[TensorKey, TensorData]

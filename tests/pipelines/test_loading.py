@@ -10,6 +10,8 @@ import torch
 from diffusers import FluxPipeline
 
 from kdit import (
+    Cancelled,
+    CancelToken,
     CheckpointError,
     ConfigError,
     ExecuteConfig,
@@ -17,7 +19,6 @@ from kdit import (
     FuseKernelConfig,
     InputError,
     ParallelConfig,
-    PinError,
     Pipeline,
     QuantizeConfig,
     SampleConfig,
@@ -62,7 +63,7 @@ def test_settings_that_nothing_reads_are_refused(dev: Pipeline, dev_folder: Path
     ):
         with pytest.raises(ConfigError, match=told):
             Pipeline.open(dev_folder, execute_config=config, engine=dev.engine)
-    with pytest.raises(InputError, match="expected a ExecuteConfig, got dict"):
+    with pytest.raises(InputError, match="expected ExecuteConfig, got dict"):
         Pipeline.open(dev_folder, execute_config={"dtype": "float32"})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="from_models takes a folder"):
         Pipeline.open(None)  # type: ignore[arg-type]
@@ -127,8 +128,10 @@ def test_a_request_is_checked_before_weights_are_loaded(dev: Pipeline, dev_folde
         pipe.request("a", runtime_config=runtime(size=(17, 31)))
     request = pipe.request("a red fox", sample_config=SMALL, runtime_config=runtime())
     assert pipe.engine.executors[0]._model_pool.keys() == before
-    with pytest.raises(PinError, match="no model"):
+    with pytest.raises(InputError, match="not loaded yet; call load_models"):
         pipe.run(request)
+    with pytest.raises(InputError, match="is run by the pipeline whose request"):
+        dev.run(request)
     pipe.load_models()
     assert torch.equal(pipe.run(request).latents, make(dev).latents)
     with pipe.begin(request, hold=(TensorKey.POSITIVE,)) as run:
@@ -142,6 +145,7 @@ def test_a_request_is_checked_before_weights_are_loaded(dev: Pipeline, dev_folde
         ({"_class_name": "NopeScheduler"}, "'NopeScheduler' is no scheduler"),
         ({"_class_name": "DDIMScheduler"}, "DDIMScheduler takes no sigmas"),
         ({"stochastic_sampling": True}, "stochastic_sampling"),
+        ({"_class_name": "EulerDiscreteScheduler"}, "prediction_type of EulerDiscreteScheduler is 'epsilon'"),
         ({"num_train_timesteps": -4}, "FlowMatchEulerDiscreteScheduler cannot be made"),
     ],
 )
@@ -171,8 +175,14 @@ def test_a_schedule_that_cannot_be_made_is_refused_before_loading(dev_folder: Pa
     folder = damaged(dev_folder, tmp_path, "scheduler/scheduler_config.json", shift_terminal=0.02)
     pipe = Pipeline.open(folder)
     pipe.request("a", sample_config=SMALL)
-    with pytest.raises(InputError, match=r"1 steps for latents .*FlowMatchEulerDiscreteScheduler"):
+    with pytest.raises(InputError, match=r"1 steps for latents .*FlowMatchEulerDiscreteScheduler .*not finite"):
         pipe.request("a", sample_config=SampleConfig(steps=1))
+
+
+def test_a_scheduler_that_raises_over_its_settings_is_named(dev_folder: Path, tmp_path: Path) -> None:
+    folder = damaged(dev_folder, tmp_path, "scheduler/scheduler_config.json", max_shift="x")
+    with pytest.raises(InputError, match="FlowMatchEulerDiscreteScheduler of this checkpoint makes no schedule"):
+        Pipeline.open(folder).request("a", sample_config=SMALL)
 
 
 @pytest.mark.slow
@@ -215,3 +225,29 @@ def test_clip_reads_as_many_tokens_as_its_tokenizer_states(dev: Pipeline, dev_fo
         result = make(pipe, "a red fox and a blue boat " * 4)
     assert "CLIPTextEncoder, which takes 16" in result.notices[-1]
     assert distance(result.latents, make(dev, "a red fox and a blue boat " * 4).latents) > 1e-3
+
+
+def test_a_network_that_does_not_fit_is_refused_before_the_encoders_are_loaded(
+    dev_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("an encoder was loaded")
+
+    monkeypatch.setattr("kdit.nodes.io.load_model.load_text_encoder", never)
+    folder = damaged(dev_folder, tmp_path, "transformer/config.json", num_layers=3)
+    with pytest.raises(CheckpointError, match="tensors are missing"):
+        Pipeline.from_models(folder)
+
+
+def test_loading_can_be_cancelled_and_tried_again(dev: Pipeline, dev_folder: Path) -> None:
+    drain(dev)
+    before, token = dev.engine.executors[0]._model_pool.keys(), CancelToken()
+    token.set()
+    with Pipeline.open(dev_folder) as pipe:
+        with pytest.raises(Cancelled, match="while loading"):
+            pipe.load_models(cancel=token)
+        assert dev.engine.executors[0]._model_pool.keys() == before
+        pipe.load_models()
+        assert torch.equal(make(pipe).latents, make(dev).latents)
+    with pytest.raises(ConfigError, match="is closed"):
+        pipe.load_models()

@@ -210,9 +210,9 @@ def test_pictures_do_not_overwrite_each_other(dev: Pipeline, tmp_path: Path, nam
         (dict(prompt={"a": 1}), "got dict"),
         (dict(prompt="a\ud83d"), "not valid Unicode"),
         (dict(prompt_negative=4), "prompt_negative must be a string"),
-        (dict(sample_config={"steps": 2}), "expected a SampleConfig, got dict"),
-        (dict(runtime_config={"seed": 2}), "expected a RuntimeConfig, got dict"),
-        (dict(extra_inputs="x"), "expected a ExtraInputs, got str"),
+        (dict(sample_config={"steps": 2}), "expected SampleConfig, got dict"),
+        (dict(runtime_config={"seed": 2}), "expected RuntimeConfig, got dict"),
+        (dict(extra_inputs="x"), "expected ExtraInputs, got str"),
         (dict(callback=3), "callback must be a function"),
         (dict(cancel=True), "cancel must be a CancelToken"),
         (

@@ -90,7 +90,7 @@ def test_runs_that_cannot_share_a_step_are_refused(dev: Pipeline, schnell: Pipel
         ):
             with other, pytest.raises(InputError, match=r"cannot share a step|must come from one Pipeline"):
                 dev.step([a, other])
-        with pytest.raises(InputError, match="one at least"):
+        with pytest.raises(InputError, match="one run at least"):
             dev.step([])
         dev.step([a])
         dev.step([a])
@@ -157,5 +157,5 @@ def test_a_run_is_finished_once_and_only_at_its_end(dev: Pipeline) -> None:
         run.finish()
     with pytest.raises(InputError, match="steps left"):
         dev.step([run])
-    with pytest.raises(InputError, match="list of runs"):
+    with pytest.raises(InputError, match="expected list or tuple"):
         dev.step(run)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ class GeneratorNode(SteppableNode):
         own = cast(DenoiseState, state)
         seen = {
             "latents": _runner(own).definition.latent.unpack(own.latents, own.noise_shape),
-            "timesteps": own.scheduler.timesteps,
+            "timesteps": own.scheduler.timesteps.clone(),
         }
         if own.prediction is not None:
             seen["prediction"] = own.prediction
