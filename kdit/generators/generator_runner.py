@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -15,7 +16,7 @@ from kdit.generators.denoise_state import Branch, DenoiseState, Guidance, Schedu
 from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
 from kdit.generators.scheduler import SETTINGS_ERRORS, make_scheduler, scheduler_step
-from kdit.keys import TensorKey, family_of_model
+from kdit.keys import TensorKey
 from kdit.models.network import Network
 from kdit.models.prepare import prepare_mod, prepare_static
 from kdit.models.rows import Cond, ModTable, Rows, Static
@@ -36,9 +37,8 @@ class GeneratorRunner:
         Raises InputError for an input that the family does not take, or of a form that it cannot use.
         """
         latent, denoise = self.definition.latent, self.definition.denoise
-        self._check_inputs(ctx)
-        base = latent.preprocess_base_latent(ctx.base_latent, ctx)
-        noise_shape = tuple(base.latent.shape[1:])
+        ctx = self._with_latents_read(ctx)
+        noise_shape = tuple(ctx.base_latent.latent.shape[1:])
         network = denoise.select_network(ctx.networks, ctx)
         rng = tuple(torch.Generator("cpu").manual_seed(seed) for seed in ctx.seeds)
         latents = latent.pack(_initial_noise(ctx, noise_shape, rng, network.dtype)).to(ctx.device)
@@ -82,14 +82,16 @@ class GeneratorRunner:
             raise InputError(f"{where} gives timesteps that are not finite")
         return scheduler
 
-    def _check_inputs(self, ctx: GeneratorInferContext) -> None:
-        taken = self.definition.capabilities.inputs
+    def _with_latents_read(self, ctx: GeneratorInferContext) -> GeneratorInferContext:
+        """The context with its latents as the family's handler wants them."""
         given = {TensorKey.AUX_LATENT: ctx.aux_latent, TensorKey.VACE_CONTEXT: ctx.vace_context}
-        for key, value in given.items():
-            if value is not None and key not in taken:
-                family = family_of_model(self.definition.model_key).title
-                raise InputError(f"{family} takes no {key.name}; it takes {', '.join(k.name for k in taken)}")
-        self.definition.latent.preprocess_aux_latent(ctx.aux_latent, ctx)
+        self.definition.check_inputs(key for key, value in given.items() if value is not None)
+        latent = self.definition.latent
+        return replace(
+            ctx,
+            base_latent=latent.preprocess_base_latent(ctx.base_latent, ctx),
+            aux_latent=latent.preprocess_aux_latent(ctx.aux_latent, ctx),
+        )
 
     def _conditioning(self, ctx: GeneratorInferContext) -> tuple[list[Cond], Guidance]:
         """Conditioning of each branch, positive first, and how they are combined."""
@@ -110,7 +112,7 @@ class GeneratorRunner:
         """One denoising step of every state, in one forward.
 
         The states may stand at different steps and have different seeds and guidance values; their
-        ``batch_key`` must be equal. On an error no state has moved.
+        ``batch_key`` must be equal. A prediction that is not finite raises before any state has moved.
         """
         started = time.perf_counter()
         denoise = self.definition.denoise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -34,6 +35,11 @@ class _Autoencoder(Protocol):
     def decode(self, z: Tensor, *, return_dict: bool) -> tuple[Tensor]: ...
 
 
+def spatial_factor(block_out_channels: Sequence[int]) -> int:
+    """Pixels per latent along each side: every level but the last halves the picture."""
+    return int(2 ** (len(block_out_channels) - 1))
+
+
 @dataclass(frozen=True)
 class KLAutoencoder:
     """A view of a loaded AutoencoderKL: one sample at a time, so that neighbours change nothing."""
@@ -52,7 +58,7 @@ class KLAutoencoder:
     @property
     def factor(self) -> int:
         """Pixels per latent along each side."""
-        return int(2 ** (len(self._vae.config.block_out_channels) - 1))
+        return spatial_factor(self._vae.config.block_out_channels)
 
     def encode(self, pixels: Tensor, generator: torch.Generator | None) -> Tensor:
         """pixels [1, 3, H, W] in [-1, 1] -> latents [1, C, H/f, W/f]; the posterior's mode without a generator."""

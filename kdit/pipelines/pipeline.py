@@ -17,7 +17,7 @@ from kdit.engine.engine import Engine
 from kdit.errors import Cancelled, ConfigError, InputError
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
-from kdit.keys import IONodeType, RunId, TensorKey, family_of_model
+from kdit.keys import IONodeType, RunId, TensorKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.weights.weight_files import raise_first
 from kdit.nodes.core.step_report import StepReport
@@ -199,7 +199,8 @@ class Pipeline:
         fed = checked_feeds(feeds)
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
             notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
-        self._check_fed_keys(fed)
+        # Of what the loop's node could take, a family may read less.
+        generator_def(self.family.network).check_inputs(key for key in fed if key in GeneratorNode.input_defs)
         inputs.settings["fed"] = sorted(key.value for key in fed)
         if TensorKey.LATENTS in fed:
             inputs.settings["steps"] = 0  # what is fed is only decoded
@@ -289,22 +290,12 @@ class Pipeline:
         assert first.generate_node is not None
         reports = first.engine.step_generate(first.generate_node, tuple(run.run_id for run in runs))
         for run, report in zip(runs, reports, strict=True):
-            run.count_step(report.seconds)
+            run.count_step(report)
         return reports
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
-
-    def _check_fed_keys(self, fed: Mapping[TensorKey, TensorData]) -> None:
-        """A tensor that the loop's node could take, but this family does not read, would be ignored."""
-        taken = generator_def(self.family.network).capabilities.inputs
-        unread = [key.name for key in fed if key in GeneratorNode.input_defs and key not in taken]
-        if unread:
-            title = family_of_model(self.family.network).title
-            raise InputError(
-                f"feeds: {title} takes no {', '.join(unread)}; it takes {', '.join(k.name for k in taken)}"
-            )
 
     def _graph_with(self, fed: Mapping[TensorKey, TensorData]) -> PipelineDef:
         """The graph with these tensors fed. Kept, so that executors need one node per feed and not one per call."""

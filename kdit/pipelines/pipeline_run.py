@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import weakref
@@ -16,6 +17,7 @@ from kdit.errors import InputError
 from kdit.keys import InferNodeType, IONodeType, RunId, TensorKey
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import OutputPins
+from kdit.nodes.core.step_report import StepReport
 from kdit.pipelines.dag import compute_input_pins, count_consumers, prune, topo_sort
 from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.request import PipelineRequest
@@ -111,10 +113,10 @@ class PipelineRun:
         seen = self.engine.peek_generate(self.generate_node, run=self.run_id)
         return {**seen, "latents": self._latent_form.to_public(seen["latents"])}
 
-    def count_step(self, seconds: float) -> None:
+    def count_step(self, report: StepReport) -> None:
         """Called by ``Pipeline.step`` for each step of this run."""
-        self._done += 1
-        self._add_time("denoise", seconds)
+        self._done = report.step_index + 1
+        self._add_time("denoise", report.seconds)
 
     def finish(self) -> GenerateResult:
         """Close the loop, run the remaining nodes, collect the result and free the run."""
@@ -177,7 +179,7 @@ class PipelineRun:
             pixels=pixels,
             latents=self._latent_form.to_public(latents),
             seeds=self.inputs.seeds,
-            settings=self.inputs.settings,
+            settings=copy.deepcopy(self.inputs.settings),  # a request may run again
             timings={**self._timings, "total": time.perf_counter() - self._started},
             notices=self.notices,
         )

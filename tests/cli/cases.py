@@ -18,7 +18,6 @@ def make_case(call: dict[str, object], tensors: dict[str, Tensor] | None = None,
         "call": call,
         "draws": ({"key": "noise.0", "shape": [1, 4, 8, 12], "by": "pipeline_flux"},),
         "calls": {"transformer": 3},
-        "step0": "denoiser.transformer.call0",
         "output_stride": 1,
         "tensors": tensors or {"noise.0": torch.ones(2, 4, 8, 12)},
     }

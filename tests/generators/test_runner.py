@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from kdit.config import ExecuteConfig, SampleConfig
 from kdit.errors import CheckpointError, InputError, NonFiniteError
+from kdit.generators.capabilities import Capabilities
+from kdit.generators.defs.flux import FluxLatentHandler, FluxTextHandler
 from kdit.generators.denoise_state import DenoiseState
-from kdit.generators.generator_context import BaseLatent, GeneratorInferContext
+from kdit.generators.generator_context import AuxLatent, BaseLatent, GeneratorInferContext
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
-from kdit.keys import ModelKey, RunId
+from kdit.keys import ModelKey, RunId, TensorKey
 from kdit.models.flux.network import FluxNetwork
+from kdit.models.rows import Cond
 from kdit.nodes.core.step_report import StepReport
 from kdit.ops.opset import OpSet
 from tests.models.fill import distance, randomise
@@ -249,3 +253,29 @@ def test_the_last_latents_are_checked_too() -> None:
     state.latents[0, 0, 0] = float("inf")
     with pytest.raises(NonFiniteError, match="denoise, end"):
         RUNNER.finish(state)
+
+
+@torch.inference_mode()
+def test_what_the_latent_handler_makes_of_its_inputs_is_used() -> None:
+    """The hooks may change what they are given; what they return is what the other handlers see."""
+
+    class Doubling(FluxLatentHandler):
+        def preprocess_base_latent(self, base: BaseLatent, ctx: GeneratorInferContext) -> BaseLatent:
+            return BaseLatent(torch.cat((base.latent, base.latent), dim=-1))
+
+        def preprocess_aux_latent(self, aux: AuxLatent | None, ctx: GeneratorInferContext) -> AuxLatent | None:
+            assert aux is not None and isinstance(aux.latent, Tensor)
+            return AuxLatent(2 * aux.latent)
+
+    class Listening(FluxTextHandler):
+        def conditioning(self, encoded: list[Tensor], ctx: GeneratorInferContext) -> Cond:
+            assert ctx.aux_latent is not None and isinstance(ctx.aux_latent.latent, Tensor)
+            heard.append(ctx.aux_latent.latent.item())
+            return super().conditioning(encoded, ctx)
+
+    heard: list[float] = []
+    capabilities = Capabilities(inputs=(*Capabilities().inputs, TensorKey.AUX_LATENT))
+    definition = replace(RUNNER.definition, latent=Doubling(), text=Listening(), capabilities=capabilities)
+    state = GeneratorRunner(definition).prepare(context(network(), aux_latent=AuxLatent(torch.ones(1))))
+    assert heard == [2.0, 2.0]  # for both branches
+    assert state.noise_shape == (4, 6, 16)

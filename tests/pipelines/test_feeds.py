@@ -84,6 +84,7 @@ def test_a_feed_that_nobody_reads_is_refused(dev: Pipeline) -> None:
         ({TensorKey.VACE_CONTEXT: torch.zeros(1)}, r"FLUX\.1 takes no VACE_CONTEXT"),
         ({TensorKey.POSITIVE: [torch.zeros(1, 12, 57), torch.zeros(1, 96)]}, r"\[B, L, 56\].*\(1, 12, 57\)"),
         ({TensorKey.POSITIVE: torch.zeros(1, 12, 56)}, "CLIP pooled"),
+        ({TensorKey.POSITIVE: torch.zeros(())}, "POSITIVE holds no samples, expected 1"),
     ],
 )
 def test_a_feed_that_would_be_ignored_or_cannot_be_used_is_refused(

@@ -69,12 +69,13 @@ def test_settings_that_nothing_reads_are_refused(dev: Pipeline, dev_folder: Path
         Pipeline.open(None)  # type: ignore[arg-type]
 
 
-def test_bfloat16_gives_a_picture(dev_folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_gives_a_picture(dev: Pipeline, dev_folder: Path, dtype: str) -> None:
     pipe = Pipeline.from_models(
-        dev_folder, execute_config=ExecuteConfig(dtype="bfloat16", component_dtypes={"vae": "float32"})
+        dev_folder, execute_config=ExecuteConfig(dtype=dtype, component_dtypes={"vae": "float32"})
     )
     result = make(pipe)
-    assert result.latents.dtype == torch.bfloat16
+    assert result.latents.dtype == getattr(torch, dtype)
     assert result.pixels is not None and torch.isfinite(result.pixels).all()
 
 

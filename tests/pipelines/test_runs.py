@@ -159,3 +159,13 @@ def test_a_run_is_finished_once_and_only_at_its_end(dev: Pipeline) -> None:
         dev.step([run])
     with pytest.raises(InputError, match="expected list or tuple"):
         dev.step(run)  # type: ignore[arg-type]
+
+
+def test_a_request_can_run_again_whatever_was_done_to_its_first_result(dev: Pipeline) -> None:
+    request = dev.request("a red fox", sample_config=SMALL, runtime_config=runtime())
+    first = dev.run(request)
+    first.settings["size"].clear()  # type: ignore[attr-defined]
+    first.settings["prompt"] = "changed"
+    again = dev.run(request)
+    assert torch.equal(again.latents, first.latents)
+    assert (again.settings["prompt"], again.settings["size"]) == ("a red fox", [32, 48])

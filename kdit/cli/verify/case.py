@@ -45,7 +45,6 @@ class Case:
     call: Mapping[str, object]  # tensors, seeds and images already resolved
     draws: tuple[Mapping[str, object], ...]  # random draws in order: key, shape, by
     calls: Mapping[str, int]  # how often each component ran
-    step0: str  # prefix of the first denoiser call
     output_stride: int
     tensors: Mapping[str, Tensor]
 
@@ -101,7 +100,6 @@ def read_case(folder: Path) -> Case:
             call={key: _resolve(value, folder, tensors) for key, value in info["call"].items()},
             draws=tuple(info["draws"]),
             calls=info["calls"],
-            step0=info["step0"],
             output_stride=info["output_stride"],
             tensors=tensors,
         )

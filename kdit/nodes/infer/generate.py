@@ -127,5 +127,6 @@ def _tensor(pins: PinHub, key: TensorKey) -> Tensor | None:
 
 def _check_samples(key: TensorKey, tensors: list[Tensor], num_samples: int) -> None:
     for tensor in tensors:
-        if tensor.shape[0] != num_samples:
-            raise InputError(f"{key.name} holds {tensor.shape[0]} samples, expected {num_samples}")
+        held = tensor.shape[0] if tensor.ndim else "no"
+        if held != num_samples:
+            raise InputError(f"{key.name} holds {held} samples, expected {num_samples}")

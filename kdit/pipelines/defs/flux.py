@@ -8,8 +8,10 @@ from torch import Tensor
 from kdit.errors import CheckpointError, InputError
 from kdit.keys import InferNodeType, IONodeType, ModelKey, PipelineKey
 from kdit.models.checkpoint import Checkpoint
+from kdit.models.flux.config import FluxParams
 from kdit.models.flux.latents import pack, unpack
 from kdit.models.rows import LatentShape
+from kdit.models.vae_latents import spatial_factor
 from kdit.pipelines.context_builders.flux import FluxContextBuilder
 from kdit.pipelines.family_pipeline import Component, FamilyPipeline
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
@@ -56,7 +58,7 @@ def vae_factor(checkpoint: Checkpoint) -> int:
     channels = checkpoint.component("vae").config.get("block_out_channels")
     if not isinstance(channels, list | tuple) or not channels:
         raise CheckpointError(f"vae/config.json: block_out_channels must be a list, got {channels!r}")
-    return int(2 ** (len(channels) - 1))
+    return spatial_factor(channels)
 
 
 def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
@@ -65,7 +67,7 @@ def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
         value = checkpoint.component("vae").config.get(name)
         if value is not None and not isinstance(value, int | float):
             raise CheckpointError(f"vae/config.json: {name} must be a number, got {value!r}")
-    distilled = bool(checkpoint.component("transformer").config.get("guidance_embeds"))
+    distilled = FluxParams.from_config(checkpoint.component("transformer").config).guidance_embeds
     return PipelineDefaults(
         size=(1024, 1024),
         size_multiple=vae_factor(checkpoint) * PATCH,
@@ -84,8 +86,7 @@ def memory_floor(checkpoint: Checkpoint, inputs: PipelineGenerateInputs) -> int:
     """
     assert inputs.runtime_config.size is not None
     width, height = inputs.runtime_config.size
-    transformer = checkpoint.component("transformer").config
-    dim = int(str(transformer.get("attention_head_dim", 128))) * int(str(transformer.get("num_attention_heads", 24)))
+    dim = FluxParams.from_config(checkpoint.component("transformer").config).hidden_size
     itemsize: int = getattr(torch, inputs.execute_config.dtype).itemsize
     rows = 1 if inputs.execute_config.batch_invariant else inputs.num_samples * (1 + bool(inputs.negative_prompts))
     tokens = (width // (vae_factor(checkpoint) * PATCH)) * (height // (vae_factor(checkpoint) * PATCH))
