@@ -17,6 +17,7 @@ class SampleConfig:
     guidance_scale: float | None = None  # embedded guidance of distilled models
     cfg_scale: float | None = None  # classifier-free guidance; 1 or less: one forward per step
     cfg_scale_2: float | None = None  # classifier-free guidance of a second expert
+    strength: float | None = None  # image to image: 0 keeps the image, 1 ignores it; None: no image is changed
     max_sequence_length: int | None = None  # text tokens, padding included
     on_long_prompt: Literal["cut", "reject"] = "cut"  # what happens to a prompt that an encoder cannot take whole
 
@@ -29,5 +30,7 @@ class SampleConfig:
             scale = getattr(self, name)
             if scale is not None and not is_scale(scale):
                 raise ConfigError(f"SampleConfig.{name} must be a finite number of at least 0, got {scale!r}")
+        if self.strength is not None and not (is_scale(self.strength) and self.strength <= 1):
+            raise ConfigError(f"SampleConfig.strength must be a number from 0 to 1, got {self.strength!r}")
         if self.on_long_prompt not in ("cut", "reject"):
             raise ConfigError(f'SampleConfig.on_long_prompt must be "cut" or "reject", got {self.on_long_prompt!r}')

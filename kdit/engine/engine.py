@@ -13,6 +13,7 @@ from kdit.errors import ConfigError
 from kdit.executor.distributed_group import DistributedGroupManager
 from kdit.executor.executor import Executor
 from kdit.keys import MAIN, RunId, TensorKey
+from kdit.models.model_pool import LoadedModel
 from kdit.nodes.core.device_info import DeviceInfo
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 from kdit.tensor.tensor_value import TensorData
@@ -73,6 +74,10 @@ class Engine:
     def tensor_keys(self) -> tuple[tuple[RunId, TensorPoolKey], ...]:
         """Every tensor of every run that any rank still stores, each once."""
         return tuple(dict.fromkeys(entry for executor in self._executors for entry in executor.tensor_keys()))
+
+    def models(self) -> tuple[LoadedModel, ...]:
+        """Every model that rank 0 has loaded."""
+        return self._executors[0].models()
 
     def shutdown(self) -> None:
         """End all runs and forget all models on every executor; the default engine is made anew next time."""

@@ -16,7 +16,7 @@ from kdit.config import ParallelConfig
 from kdit.errors import GraphError, InputError, PinError
 from kdit.executor.distributed_group import DistributedGroupManager
 from kdit.keys import MAIN, RunId, TensorKey
-from kdit.models.model_pool import ModelPool
+from kdit.models.model_pool import LoadedModel, ModelPool
 from kdit.models.model_pool_key import ModelPoolKey
 from kdit.nodes.core.device_info import DeviceInfo
 from kdit.nodes.core.dispatch_policy import NodeDispatchPolicy, dispatch_policy
@@ -205,6 +205,11 @@ class Executor:
         """Every tensor of every run on this rank. Not collective."""
         with self._command("list tensors"):
             return tuple((run, key) for run, pool in self._tensor_pools.items() for key in pool.keys())
+
+    def models(self) -> tuple[LoadedModel, ...]:
+        """Every model that this rank has loaded, in that order. Not collective."""
+        with self._command("list models"):
+            return tuple(self._model_pool.get(key) for key in self._model_pool.keys())
 
     def forget_nodes(self, node_ids: Collection[int]) -> None:
         """Forget these nodes and the models that they have loaded; other graphs keep theirs."""

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from kdit.generators.generator_context import SkipLayers
 from kdit.keys import ModelKey, RunId
 from kdit.models.network import Network
 from kdit.models.rows import Cond, ModTable, Static
@@ -26,6 +27,12 @@ class Scheduler(Protocol):
         """The settings it was made with, defaults included."""
 
     set_timesteps: Callable[..., None]  # arguments differ by class: sigmas, mu, num_inference_steps
+
+    def set_begin_index(self, begin_index: int) -> None:
+        """Begin at this step of the schedule."""
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Samples as they are at ``timesteps``."""
 
     def step(
         self,
@@ -45,6 +52,17 @@ class Guidance:
 
     kind: GuidanceKind
     scale: float = 1.0
+    skip_layers: SkipLayers | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps that one network runs. Models with experts have several."""
+
+    network: Network
+    start: int
+    stop: int
+    guidance: Guidance
 
 
 @dataclass
@@ -56,32 +74,44 @@ class Branch:
     mod: ModTable | None  # None: computed at each step
 
 
-@dataclass
-class DenoiseState:
-    """One request between two steps. ``static`` and ``mod`` hold the rows of all branches joined (branch by
+@dataclass(frozen=True)
+class Prepared:
+    """What the loop needs for one phase. ``static`` and ``mod`` hold the rows of all branches joined (branch by
     branch); the branches hold views of them.
     """
+
+    phase: Phase
+    static: Static
+    mod: ModTable | None  # of the phase's own steps; None: computed at each step
+    branches: tuple[Branch, ...]
+
+
+@dataclass
+class DenoiseState:
+    """One request between two steps."""
 
     run: RunId
     model_key: ModelKey  # whose GeneratorDef steps it
     step_index: int
     latents: Tensor  # [B, ...] packed
     scheduler: Scheduler
-    guidance: Guidance
-    branches: tuple[Branch, ...]
+    timesteps: Tensor  # [steps], those that this request runs
+    model_times: Tensor  # [steps] or [steps, k], as the network wants them
+    phases: tuple[Phase, ...]
     rng: tuple[torch.Generator, ...]
-    network: Network
     noise_shape: tuple[int, ...]
-    model_times: Tensor  # [steps], as the network wants them
-    static: Static
-    mod: ModTable | None
-    cond: Cond | None  # kept only where modulation is computed at each step
+    num_branches: int
+    cond: Cond | None  # rows of all branches; dropped when nothing will be prepared from it any more
+    inline: bool  # modulation is computed at each step
+    rows_per_forward: int | None
+    pinned: Tensor | None  # leading frames that are given
+    prepared: Prepared | None = None  # of the phase that runs
     prediction: Tensor | None = None  # [branches, B, ...] of the last step, before guidance
 
     @property
     def num_steps(self) -> int:
-        """Length of the schedule."""
-        return len(self.scheduler.timesteps)
+        """Steps that this request runs."""
+        return len(self.timesteps)
 
     @property
     def steps_left(self) -> int:
@@ -89,19 +119,48 @@ class DenoiseState:
         return self.num_steps - self.step_index
 
     @property
+    def num_samples(self) -> int:
+        """B."""
+        return self.latents.shape[0]
+
+    @property
     def num_rows(self) -> int:
         """Samples times branches."""
-        return self.latents.shape[0] * len(self.branches)
+        return self.num_samples * self.num_branches
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step."""
+        return next(phase for phase in self.phases if self.step_index < phase.stop)
+
+    @property
+    def guidance(self) -> Guidance:
+        """How the branches of the next step are combined."""
+        return self.phase.guidance
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The guidance branches as they are prepared."""
+        return self.current.branches
+
+    @property
+    def current(self) -> Prepared:
+        """What is prepared."""
+        assert self.prepared is not None, "the state was not prepared for its next step"
+        return self.prepared
 
     def batch_key(self) -> Hashable:
         """States with equal keys may share a forward."""
-        layout = self.static.layout
+        return (id(self.phase.network), self.step_key())
+
+    def step_key(self) -> Hashable:
+        """States with equal keys may share a step. Those in phases of different networks share no forward in it."""
+        layout = self.current.static.layout
         return (
-            id(self.network),
             self.noise_shape,
             tuple(self.latents.shape[1:]),
-            (layout.img[0], layout.txt[0], layout.padded),
+            (max(layout.img), max(layout.txt), layout.padded),
             self.guidance.kind,
             tuple(self.model_times.shape[1:]),
-            self.mod is None,
+            self.inline,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from kdit.generators.denoise_state import DenoiseState, Guidance, Scheduler
 from kdit.generators.generator_context import AuxLatent, BaseLatent, GeneratorInferContext
 from kdit.keys import ModelKey
-from kdit.models.network import Network
 from kdit.models.rows import Cond
 
 
@@ -34,6 +32,16 @@ class LatentHandler(ABC):
         """Check or change the auxiliary latent."""
         return aux
 
+    def noise_dtype(self, network_dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the reference draws the noise and keeps the latents; the network reads its own."""
+        return network_dtype
+
+    def pinned_frames(self, ctx: GeneratorInferContext) -> Tensor | None:
+        """Leading frames [B, C, f, H, W] that are given: they stand in place of the latents' own in every forward
+        and in the result.
+        """
+        return None
+
     @abstractmethod
     def pack(self, latents: Tensor) -> Tensor:
         """[B, C, (F,) H, W] to the layout the network reads."""
@@ -51,20 +59,34 @@ class DenoiseHandler(ABC):
         """Give the scheduler its timesteps for latents of ``noise_shape``."""
 
     @abstractmethod
-    def model_times(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
-        """Scheduler timesteps [steps] to what the network reads, rounded as the reference rounds."""
+    def model_times(self, timesteps: Tensor, ctx: GeneratorInferContext, dtype: torch.dtype) -> Tensor:
+        """Scheduler timesteps [steps] to what the network of ``dtype`` reads, rounded as the reference rounds;
+        [steps, k] where leading frames have times of their own.
+        """
 
-    def select_network(self, networks: Mapping[ModelKey, Network], ctx: GeneratorInferContext) -> Network:
-        """The network of the first step; families with experts choose here."""
-        (network,) = networks.values()
-        return network
+    def select_network(self, timestep: float, ctx: GeneratorInferContext) -> ModelKey:
+        """The network of the step at ``timestep``; families with experts choose among ``ctx.networks``."""
+        (key,) = ctx.networks
+        return key
+
+    def cfg_scale(self, network: ModelKey, ctx: GeneratorInferContext) -> float:
+        """The scale of classifier-free guidance while ``network`` runs."""
+        assert ctx.sample_config.cfg_scale is not None
+        return ctx.sample_config.cfg_scale
 
     def guide(self, predictions: Tensor, guidance: Guidance) -> Tensor:
-        """Combine the branches [branches, B, ...] -> [B, ...]: u + s (c - u) (Ho & Salimans 2022)."""
+        """Combine the branches [branches, B, ...] -> [B, ...]: u + s (c - u) (Ho & Salimans 2022).
+
+        A third branch p is the positive one with layers left out: + s2 (c - p) (skip-layer guidance).
+        """
         if guidance.kind == "none":
             return predictions[0]
-        positive, negative = predictions.unbind(0)
-        return negative + guidance.scale * (positive - negative)
+        positive, negative = predictions[:2]
+        guided: Tensor = negative + guidance.scale * (positive - negative)
+        if len(predictions) == 3:
+            assert guidance.skip_layers is not None
+            guided = guided + (positive - predictions[2]) * guidance.skip_layers.scale
+        return guided
 
     def before_step(self, state: DenoiseState) -> None:
         """Called for each state before the forward."""

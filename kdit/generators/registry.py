@@ -22,15 +22,16 @@ def register_generator_def(definition: GeneratorDef) -> GeneratorDef:
 def generator_def(key: ModelKey) -> GeneratorDef:
     """The definition for ``key``. Raises RegistryError naming what there is."""
     if key not in _GENERATOR_DEF_REGISTRY:
-        entry = family_of_model(key)
-        if entry.pipelines:
-            import_module(f"kdit.generators.defs.{entry.name}")
+        import_module(f"kdit.generators.defs.{family_of_model(key).name}")
     if key not in _GENERATOR_DEF_REGISTRY:
-        known = ", ".join(sorted(k.name for k in generator_keys()))
-        raise RegistryError(f"no GeneratorDef for {key.name}; there are: {known}")
+        raise RegistryError(
+            f"no GeneratorDef for {key.name}; there are: {', '.join(sorted(k.name for k in generator_keys()))}"
+        )
     return _GENERATOR_DEF_REGISTRY[key]
 
 
 def generator_keys() -> tuple[ModelKey, ...]:
-    """Keys of all families that have a generator."""
-    return tuple(key for entry in FAMILIES.values() if entry.pipelines for key in entry.model_keys)
+    """Keys of all networks that have a definition: of two experts only the first has one."""
+    for entry in FAMILIES.values():
+        import_module(f"kdit.generators.defs.{entry.name}")
+    return tuple(key for entry in FAMILIES.values() for key in entry.model_keys if key in _GENERATOR_DEF_REGISTRY)

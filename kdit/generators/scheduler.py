@@ -46,11 +46,35 @@ def make_scheduler(config: Mapping[str, object]) -> Scheduler:
     return scheduler
 
 
+def first_step(num_steps: int, strength: float | None) -> int:
+    """The step at which a request begins that changes an image by ``strength``, as the reference counts.
+
+    None and 1: the first step. 0: ``num_steps``, that is none is run. In between at least one is.
+    """
+    if strength is None:
+        return 0
+    first = int(max(num_steps - min(num_steps * strength, num_steps), 0))
+    return min(first, num_steps - 1) if strength > 0 else num_steps
+
+
+def begin_at(scheduler: Scheduler, first: int, image: Tensor, noise: Tensor) -> Tensor:
+    """Let the scheduler begin at step ``first`` of its schedule; returns ``image`` with that step's share of noise."""
+    if first == len(scheduler.timesteps):
+        return image
+    scheduler.set_begin_index(first)
+    timesteps = scheduler.timesteps[first : first + 1].repeat(len(image))
+    scale = getattr(scheduler, "scale_noise", None)  # flow schedulers by diffusers' newer name
+    if scale is not None:
+        noised: Tensor = scale(image, timesteps, noise)
+    else:
+        noised = scheduler.add_noise(image, noise, timesteps)
+    return noised
+
+
 def scheduler_step(
-    scheduler: Scheduler, prediction: Tensor, step_index: int, latents: Tensor, rng: Sequence[torch.Generator]
+    scheduler: Scheduler, prediction: Tensor, timestep: Tensor, latents: Tensor, rng: Sequence[torch.Generator]
 ) -> Tensor:
     """Latents after one step. A sampler that adds noise draws it from the samples' own generators."""
     own_noise = {"generator": list(rng)} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    timestep = scheduler.timesteps[step_index]
     (moved, *_) = scheduler.step(prediction, timestep, latents, return_dict=False, **own_noise)
     return moved

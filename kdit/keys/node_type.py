@@ -10,9 +10,11 @@ class InferNodeType(Enum):
     VAE_COMPUTE_SHAPE = "vae_compute_shape"
     VAE_ENCODE_SPATIAL = "vae_encode_spatial"
     VAE_ENCODE_IMAGES = "vae_encode_images"
+    IMAGE_ENCODE = "image_encode"
     VAE_DECODE = "vae_decode"
     GENERATE = "generate"
     VACE_PREPROCESS = "vace_preprocess"
+    COMPOSITE = "composite"
 
 
 class IONodeType(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from kdit.models.rows import Cond, LatentShape, ModTable, Rows, Static, Streams
 from kdit.models.weight_rule import WeightRule
 from kdit.ops.opset import OpSet
+
+if TYPE_CHECKING:
+    from kdit.models.weights.stream import WeightStream
 
 Block = Callable[[Streams, Tensor, Rows], Streams]
 """block(x, mod [R, n, D], rows) -> x; the unit of compilation, offload and step caches."""
@@ -28,6 +31,10 @@ class Network(nn.Module):
     """Tensors that a checkpoint may hold and that the reference does not read either; ``{}``: a block's index."""
     float32: ClassVar[tuple[str, ...]] = ()
     """Parameters, or modules with all theirs, that are loaded in float32 whatever the dtype; ``{}`` as above."""
+    streamed: ClassVar[tuple[str, ...]] = ()
+    """Modules that ``prepare_mod`` alone uses, each with parameters of its own or made of such: they may be loaded for
+    it and dropped after it."""
+    stream: WeightStream | None = None  # loads them, where they are not kept in memory
     blocks: nn.ModuleList | tuple[nn.Module, ...]
     ops: OpSet
 

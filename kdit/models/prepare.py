@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
 from kdit.models.network import Network
@@ -17,10 +19,12 @@ def prepare_static(net: Network, cond: Cond, shape: LatentShape) -> Static:
 
 def prepare_mod(net: Network, timesteps: Tensor, cond: Cond) -> ModTable:
     """Modulation vectors of all ``timesteps``. One row and one step at a time if the network is batch-invariant."""
-    if net.ops.batch_invariant:
+    alone = net.ops.batch_invariant
+    with nullcontext() if net.stream is None else net.stream.open(hold=alone):
+        if not alone:
+            return net.prepare_mod(timesteps, cond)
         columns = [[net.prepare_mod(t, row) for t in timesteps.split(1)] for row in _rows(cond)]
         return ModTable.cat([ModTable.stack(steps) for steps in columns])
-    return net.prepare_mod(timesteps, cond)
 
 
 def _rows(cond: Cond) -> list[Cond]:

@@ -22,6 +22,7 @@ class NetworkCall(NamedTuple):
     timesteps: Tensor  # [R], or [R, k] where tokens of one row stand at k different times
     cond: Cond
     shape: LatentShape  # of one row, as prepare_static takes it
+    num_tokens: int | None = None  # of the recorded output, the first that the network predicts; None: all
 
 
 def call_rows(net: Network, call: NetworkCall) -> Rows:
@@ -40,5 +41,5 @@ def call_rows(net: Network, call: NetworkCall) -> Rows:
 
 
 def run_call(net: Network, call: NetworkCall) -> Tensor:
-    """The network's prediction [R, ...], as the reference returns it."""
+    """The network's prediction [R, ...], as the reference returns it (of its tokens the first ``num_tokens``)."""
     return predict(net, call_rows(net, call))

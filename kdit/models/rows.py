@@ -82,9 +82,8 @@ class Static:
         if len(parts) == 1:
             return first
         assert all(p.layout.padded == first.layout.padded for p in parts), "rows of different shapes in one batch"
-        layout = SeqLayout(
-            sum((p.layout.img for p in parts), ()), sum((p.layout.txt for p in parts), ()), first.layout.padded
-        )
+        img, txt = sum((p.layout.img for p in parts), ()), sum((p.layout.txt for p in parts), ())
+        layout = first.layout._replace(img=img, txt=txt)
         return Static(layout, {k: torch.cat([p.rows[k] for p in parts]) for k in first.rows}, first.shared)
 
 
@@ -102,13 +101,13 @@ class Rows:
         """Sequence lengths of these rows."""
         return self.static.layout
 
-    def row(self, i: int) -> Rows:
-        """Row ``i`` alone, as views."""
+    def narrow(self, start: int, count: int) -> Rows:
+        """Rows start .. start+count, as views."""
         return Rows(
-            self.latents.narrow(0, i, 1),
-            tuple(m.narrow(0, i, 1) for m in self.mod),
-            self.static.narrow(i, 1),
-            (self.index[i],),
+            self.latents.narrow(0, start, count),
+            tuple(m.narrow(0, start, count) for m in self.mod),
+            self.static.narrow(start, count),
+            self.index[start : start + count],
         )
 
     def select(self, keep: Tensor) -> Rows:

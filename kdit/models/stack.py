@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -33,12 +34,13 @@ class StackGate(Protocol):
         """Tokens of the skipped rows at the position where they come back, from theirs at the first tap."""
 
 
-def run_stack(net: Network, rows: Rows, gate: StackGate | None = None) -> Streams:
-    """Embed the rows and run all blocks, less those that the gate lets a row skip."""
+def run_stack(net: Network, rows: Rows, gate: StackGate | None = None, *, skip: Collection[int] = ()) -> Streams:
+    """Embed the rows and run all blocks, less those in ``skip`` and those that the gate lets a row skip."""
     x = net.embed(rows)
     end = len(net.blocks)
     if gate is None:
-        return _run_blocks(net, x, rows, 0, end)
+        return _run_blocks(net, x, rows, 0, end, skip)
+    assert not skip, "a step cache does not know what a pass without some blocks gives"
     decide_at, resume_at = (*gate.taps, end)[:2]
     gate.record(0, x, rows)
     x = _run_blocks(net, x, rows, 0, decide_at)
@@ -47,16 +49,30 @@ def run_stack(net: Network, rows: Rows, gate: StackGate | None = None) -> Stream
     return _run_blocks(net, x, rows, resume_at, end)
 
 
-def predict(net: Network, rows: Rows, gate: StackGate | None = None) -> Tensor:
-    """One forward of the network: its prediction for each row. Row by row if the network is batch-invariant."""
-    if net.ops.batch_invariant and len(rows.index) > 1:
-        return torch.cat([predict(net, rows.row(i), gate) for i in range(len(rows.index))])
-    return net.head(run_stack(net, rows, gate), rows)
+def predict(
+    net: Network,
+    rows: Rows,
+    gate: StackGate | None = None,
+    *,
+    skip: Collection[int] = (),
+    max_rows: int | None = None,
+) -> Tensor:
+    """The network's prediction for each row, in one forward or in several of at most ``max_rows`` rows.
+
+    Row by row if the network is batch-invariant. ``skip``: blocks to leave out.
+    """
+    count = len(rows.index)
+    most = 1 if net.ops.batch_invariant else max_rows or count
+    if most < count:
+        parts = (rows.narrow(start, min(most, count - start)) for start in range(0, count, most))
+        return torch.cat([predict(net, part, gate, skip=skip, max_rows=most) for part in parts])
+    return net.head(run_stack(net, rows, gate, skip=skip), rows)
 
 
-def _run_blocks(net: Network, x: Streams, rows: Rows, start: int, stop: int) -> Streams:
+def _run_blocks(net: Network, x: Streams, rows: Rows, start: int, stop: int, skip: Collection[int] = ()) -> Streams:
     for i in range(start, stop):
-        x = net.blocks[i](x, rows.mod[i], rows)
+        if i not in skip:
+            x = net.blocks[i](x, rows.mod[i], rows)
     return x
 
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 
 class _LatentDistribution(Protocol):
-    def sample(self, generator: torch.Generator | None) -> Tensor: ...
+    mean: Tensor
+    std: Tensor
+
     def mode(self) -> Tensor: ...
 
 
@@ -60,13 +62,20 @@ class KLAutoencoder:
         """Pixels per latent along each side."""
         return spatial_factor(self._vae.config.block_out_channels)
 
-    def encode(self, pixels: Tensor, generator: torch.Generator | None) -> Tensor:
-        """pixels [1, 3, H, W] in [-1, 1] -> latents [1, C, H/f, W/f]; the posterior's mode without a generator."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype it computes in, and in which the reference draws the noise of a posterior."""
+        return self._vae.dtype
+
+    def encode(self, pixels: Tensor, noise: Tensor | None) -> Tensor:
+        """pixels [1, 3, H, W] in [-1, 1] -> latents [n, C, H/f, W/f]: the posterior sampled n times with
+        ``noise`` of that shape, or its mode without (n = 1).
+        """
         config = self._vae.config
         # Channels-last views would make torch's CPU group norm sum a large image coarsely (1e-3 off).
         given = pixels.to(self._vae.device, self._vae.dtype).contiguous()
         posterior = self._vae.encode(given).latent_dist
-        latents = posterior.mode() if generator is None else posterior.sample(generator)
+        latents = posterior.mode() if noise is None else posterior.mean + posterior.std * noise.to(posterior.mean)
         return (latents - (config.shift_factor or 0.0)) * config.scaling_factor
 
     def decode(self, latents: Tensor) -> Tensor:

@@ -15,12 +15,14 @@ from kdit.ops.opset import OpSet
 class SeqLayout(NamedTuple):
     """Lengths per row before padding; text comes first, then image tokens, each padded at its end.
 
-    ``padded`` is the length of the joint sequence as the tensors hold it.
+    ``padded`` is the length of the joint sequence as the tensors hold it, ``txt_padded`` that of its text; None: what
+    the longest image part leaves.
     """
 
     img: tuple[int, ...]
     txt: tuple[int, ...]
     padded: int
+    txt_padded: int | None = None
 
     def is_full(self) -> bool:
         """Whether no row has padding that must be masked."""
@@ -49,7 +51,8 @@ def _key_mask(layout: SeqLayout, role: Role, k: Tensor) -> Tensor | None:
     """Boolean mask [R, 1, 1, Lk] of the keys that count, or None if all do."""
     if layout.is_full():
         return None
-    txt_pad = layout.padded - max(layout.img)  # the image part starts here
+    # The image part starts here. Of rows that were taken out of a batch, none may be as long as what pads them.
+    txt_pad = layout.padded - max(layout.img) if layout.txt_padded is None else layout.txt_padded
     position = torch.arange(k.shape[2], device=k.device)
     txt = torch.tensor(layout.txt, device=k.device)[:, None]
     img = torch.tensor(layout.img, device=k.device)[:, None]

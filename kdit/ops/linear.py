@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kdit.ops.half_precision import needs_widening, widened_linear
 from kdit.ops.opset import OpSet
 
 
@@ -29,4 +30,7 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, ops: OpSet) -> Tensor:
     """x [R, ..., in] @ weight [out, in] + bias."""
-    return F.linear(x, weight, bias)
+    if needs_widening(x):
+        return widened_linear(x, weight, bias)
+    # Of rows that are slices of longer ones torch makes a batch of small products, which costs more than the copy.
+    return F.linear(x.contiguous(), weight, bias)

@@ -42,3 +42,10 @@ class PatchEmbed(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """[R, L, C * prod(patch)] as ``patchify`` makes them -> [R, L, D]."""
         return linear(patches, self.weight.flatten(1), self.bias, ops=self.ops)
+
+    def share(self, patches: Tensor, channels: slice, *, bias: bool) -> Tensor:
+        """What some of the input channels add to the tokens: patches [R, L, c * prod(patch)] of these -> [R, L, D].
+
+        The shares of all channels, one of them with the bias, sum up to what ``forward`` gives.
+        """
+        return linear(patches, self.weight[:, channels].flatten(1), self.bias if bias else None, ops=self.ops)

@@ -18,5 +18,5 @@ def test_a_duplicate_is_refused() -> None:
 
 
 def test_a_miss_lists_what_there_is() -> None:
-    with pytest.raises(RegistryError, match="no GeneratorDef for SD3; there are: FLUX1"):
-        generator_def(ModelKey.SD3)
+    with pytest.raises(RegistryError, match="no GeneratorDef for Wan2_2_T2V_14B_LOW; there are: FLUX1"):
+        generator_def(ModelKey.Wan2_2_T2V_14B_LOW)

@@ -201,9 +201,9 @@ def test_branches_are_views_of_the_joined_rows() -> None:
     assert names == ["positive", "negative"] and state.num_rows == 4
     for i, branch in enumerate(state.branches):
         part = branch.static.rows["txt"]
-        assert part.data_ptr() == state.static.rows["txt"][2 * i].data_ptr()
-        assert branch.mod is not None and state.mod is not None
-        assert torch.equal(branch.mod.at(1)[0], state.mod.at(1)[0][2 * i : 2 * i + 2])
+        assert part.data_ptr() == state.current.static.rows["txt"][2 * i].data_ptr()
+        assert branch.mod is not None and state.current.mod is not None
+        assert torch.equal(branch.mod.at(1)[0], state.current.mod.at(1)[0][2 * i : 2 * i + 2])
 
 
 @torch.inference_mode()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kdit.ops.attention import Role, SeqLayout, attention
+from kdit.ops.half_precision import WIDENED_ROWS, widen_products
+from kdit.ops.linear import linear
 from kdit.ops.opset import OpSet
 from kdit.ops.rope import apply_rope, rope_table
 from kdit.ops.timestep import timestep_embedding
@@ -62,3 +65,32 @@ def test_timestep_embedding_has_cosines_first() -> None:
     assert out[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     expected = [f(500 * 10000 ** (-j / 4)) for f in (math.cos, math.sin) for j in range(4)]
     torch.testing.assert_close(out[1], torch.tensor(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_out", [24, WIDENED_ROWS + 5])
+def test_half_precision_products_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, num_out: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=g).to(dtype) for shape in ((2, 3, 40), (num_out, 40), (num_out,)))
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    out = linear(x, weight, bias, ops=OpSet())
+    assert out.dtype is dtype
+    torch.testing.assert_close(out, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv1d(6, 5, 3), nn.Conv2d(6, 5, 3), nn.Conv3d(6, 5, (1, 3, 3))])
+@torch.inference_mode()
+def test_library_layers_give_the_same_in_half_precision(layer: nn.Module) -> None:
+    g = torch.Generator().manual_seed(0)
+    shape = {"Linear": (2, 7, 6), "Conv1d": (2, 6, 8), "Conv2d": (2, 6, 8, 8), "Conv3d": (2, 6, 2, 8, 8)}
+    x = torch.randn(shape[type(layer).__name__], generator=g)
+    exact = copy.deepcopy(layer)(x)
+    plain = copy.deepcopy(layer).to(torch.bfloat16)
+    widened = copy.deepcopy(plain)
+    widen_products(widened)
+    out = widened(x.to(torch.bfloat16))
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out, plain(x.to(torch.bfloat16)), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(out.float(), exact, rtol=5e-2, atol=5e-2)
+    widened.float()
+    assert torch.equal(widened(x), plain.float()(x))  # other dtypes go the library's own way

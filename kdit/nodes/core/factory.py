@@ -19,18 +19,22 @@ IONodeT = TypeVar("IONodeT", bound=IONode)
 Registered = dict[tuple[NodeType, ModelKey | None], type[Node]]
 
 # imported on the first use of the type; a type that is not here has no node in this build
-_MODULES: dict[NodeType, str] = {
-    InferNodeType.TEXT_ENCODE: "kdit.nodes.infer.text_encode",
-    InferNodeType.VAE_COMPUTE_SHAPE: "kdit.nodes.infer.vae_compute_shape",
-    InferNodeType.VAE_ENCODE_SPATIAL: "kdit.nodes.infer.vae_encode_spatial",
-    InferNodeType.VAE_ENCODE_IMAGES: "kdit.nodes.infer.vae_encode_images",
-    InferNodeType.VAE_DECODE: "kdit.nodes.infer.vae_decode",
-    InferNodeType.GENERATE: "kdit.nodes.infer.generate",
-    IONodeType.LOAD_MODEL: "kdit.nodes.io.load_model",
-    IONodeType.READ_IMAGE: "kdit.nodes.io.read_image",
-    IONodeType.SAVE_IMAGE: "kdit.nodes.io.save_image",
-    IONodeType.FEED_TENSOR: "kdit.nodes.io.feed_tensor",
-    IONodeType.FETCH_TENSOR: "kdit.nodes.io.fetch_tensor",
+_VIDEO_VAE = "kdit.nodes.infer.video_vae"
+_MODULES: dict[NodeType, tuple[str, ...]] = {
+    InferNodeType.TEXT_ENCODE: ("kdit.nodes.infer.text_encode",),
+    InferNodeType.IMAGE_ENCODE: ("kdit.nodes.infer.image_encode",),
+    InferNodeType.VAE_COMPUTE_SHAPE: ("kdit.nodes.infer.vae_compute_shape", _VIDEO_VAE),
+    InferNodeType.VAE_ENCODE_SPATIAL: ("kdit.nodes.infer.vae_encode_spatial", _VIDEO_VAE),
+    InferNodeType.VAE_ENCODE_IMAGES: ("kdit.nodes.infer.vae_encode_images",),
+    InferNodeType.VAE_DECODE: ("kdit.nodes.infer.vae_decode", _VIDEO_VAE),
+    InferNodeType.COMPOSITE: ("kdit.nodes.infer.composite",),
+    InferNodeType.GENERATE: ("kdit.nodes.infer.generate",),
+    IONodeType.LOAD_MODEL: ("kdit.nodes.io.load_model",),
+    IONodeType.READ_IMAGE: ("kdit.nodes.io.read_image",),
+    IONodeType.SAVE_IMAGE: ("kdit.nodes.io.save_image",),
+    IONodeType.SAVE_VIDEO: ("kdit.nodes.io.save_video",),
+    IONodeType.FEED_TENSOR: ("kdit.nodes.io.feed_tensor",),
+    IONodeType.FETCH_TENSOR: ("kdit.nodes.io.fetch_tensor",),
 }
 
 
@@ -58,7 +62,8 @@ def _register(
 
 def _lookup(classes: Registered, node_type: NodeType, model_key: ModelKey | None) -> type[Node]:
     if (node_type, model_key) not in classes and node_type in _MODULES:
-        import_module(_MODULES[node_type])
+        for module in _MODULES[node_type]:
+            import_module(module)
     if (node_type, model_key) in classes:
         return classes[node_type, model_key]
     if node_type not in _MODULES:

@@ -43,15 +43,14 @@ def test_a_second_class_for_one_name_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_miss_lists_what_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     install_fakes(monkeypatch)
-    monkeypatch.setattr(factory, "_MODULES", {InferNodeType.GENERATE: "kdit.nodes.core.node"})
+    monkeypatch.setattr(factory, "_MODULES", {InferNodeType.GENERATE: ("kdit.nodes.core.node",)})
     with pytest.raises(KeyError, match=r"no node for GENERATE for SD3; registered: GENERATE for FLUX1$"):
         InferNodeFactory.create(InferNodeType.GENERATE, ModelKey.SD3)
 
 
-@pytest.mark.parametrize("node_type", [InferNodeType.VACE_PREPROCESS, IONodeType.SAVE_VIDEO])
-def test_types_without_a_module_say_so(node_type: InferNodeType | IONodeType) -> None:
-    with pytest.raises(RegistryError, match=f"{node_type.name} has no node in this build; there are TEXT_ENCODE"):
-        node_class(NodeDef(node_type))
+def test_types_without_a_module_say_so() -> None:
+    with pytest.raises(RegistryError, match="VACE_PREPROCESS has no node in this build; there are TEXT_ENCODE"):
+        node_class(NodeDef(InferNodeType.VACE_PREPROCESS))
 
 
 def test_the_module_is_imported_on_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_the_module_is_imported_on_first_use(monkeypatch: pytest.MonkeyPatch, tm
         "IONodeFactory.register(IONodeType.SAVE_VIDEO, [None])(FakeRead)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(factory, "_MODULES", {IONodeType.SAVE_VIDEO: "lazy_fake_node"})
+    monkeypatch.setattr(factory, "_MODULES", {IONodeType.SAVE_VIDEO: ("lazy_fake_node",)})
     assert "lazy_fake_node" not in sys.modules
     assert IONodeFactory.node_class(IONodeType.SAVE_VIDEO) is FakeRead
     del sys.modules["lazy_fake_node"]
@@ -81,6 +80,7 @@ def test_declared_pins_are_tensors_and_models(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("node_type", factory._MODULES)
 def test_every_module_of_the_table_registers_its_type(node_type: InferNodeType | IONodeType) -> None:
-    import_module(factory._MODULES[node_type])
+    for module in factory._MODULES[node_type]:
+        import_module(module)
     registered = {**InferNodeFactory._classes, **IONodeFactory._classes}
     assert node_type in {entry[0] for entry in registered}
