@@ -15,8 +15,10 @@ from kdit.models.weights.component_folder import (
     ComponentFolder,
     tokenizer_faults,
 )
+from kdit.models.weights.exact_fill import load_exact
 from kdit.models.weights.json_file import read_json
 from kdit.models.weights.library import check_loading_info, from_folder, library_class, quiet
+from kdit.models.weights.library_tensors import fill_transformers_model, has_recipes
 from kdit.models.weights.weight_files import raise_first
 
 if TYPE_CHECKING:
@@ -32,15 +34,20 @@ class TextEncoder:
 
 
 def load_text_encoder(
-    model_folder: str | Path, tokenizer_folder: str | Path, *, dtype: torch.dtype, device: torch.device | str
+    source: str | Path | ComponentFolder,
+    tokenizer_folder: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
 ) -> TextEncoder:
     """Tokenizer and encoder, the latter in ``dtype`` on ``device``, without gradients.
 
+    ``source``: the encoder's folder, or a component that may lie in a single file.
     The classes are transformers' own, by the names in the folders' configs. What a class keeps in float32
     stays so. Raises CheckpointError if a file is damaged or missing, or a tensor is missing, left over or of
     another shape.
     """
-    component = ComponentFolder.at(model_folder)
+    component = source if isinstance(source, ComponentFolder) else ComponentFolder.at(source)
     component.check()
     tokenizer = load_tokenizer(tokenizer_folder)
     model = _load_model(component, dtype, device)
@@ -69,12 +76,19 @@ def _load_model(component: ComponentFolder, dtype: torch.dtype, device: torch.de
     with quiet("transformers"), torch.inference_mode(False):
         cls = library_class("transformers", component.class_name, "PreTrainedModel", component.config_path)
         model: nn.Module
+        weights = component.open_weights()
+        component.log_notices()
+        if has_recipes(weights):
+            return fill_transformers_model(component, dtype).to(device).requires_grad_(False).eval()
+        if (exact := load_exact(component, cls, weights, dtype)) is not None:
+            return exact.to(device).requires_grad_(False).eval()
         model, info = from_folder(
             lambda: cls.from_pretrained(  # type: ignore[attr-defined]
                 str(component.path),
                 dtype=dtype,
                 local_files_only=True,
                 use_safetensors=True,
+                variant=weights.variant,
                 ignore_mismatched_sizes=True,  # they are reported below, with both shapes
                 output_loading_info=True,
             ),

@@ -12,6 +12,7 @@ MEBIBYTE = 1 << 20
 WHOLE_FILE_LIMIT = 64 * MEBIBYTE
 NUM_BLOCKS = 64
 _LENGTH_BYTES = 8
+_GGUF_MAGIC = b"GGUF"
 
 
 def weight_hash(files: Iterable[tuple[str, Path]]) -> str:
@@ -46,8 +47,9 @@ def _add_file(update: Callable[[bytes], object], name: str, path: Path) -> None:
             while block := file.read(MEBIBYTE):
                 update(block)
             return
-        length = file.read(_LENGTH_BYTES)
-        data_start = min(_LENGTH_BYTES + int.from_bytes(length, "little"), size)
+        length = file.read(_LENGTH_BYTES)  # of a safetensors header; any other file counts by its blocks alone
+        header = 0 if length.startswith(_GGUF_MAGIC) else int.from_bytes(length, "little")
+        data_start = min(_LENGTH_BYTES + header, size)
         update(length + file.read(data_start - _LENGTH_BYTES))
         for start in block_starts(data_start, size):
             file.seek(start)

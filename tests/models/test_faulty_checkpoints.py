@@ -231,12 +231,21 @@ def test_damaged_shard(folder: Path) -> None:
     assert name in message and "Git LFS pointer" in message
 
 
-def test_shard_that_the_index_does_not_know(folder: Path) -> None:
-    shard(folder / "transformer")
-    extra = "diffusion_pytorch_model-00004-of-00004.safetensors"
-    overwrite(folder / "transformer" / extra, with_header(b"{}"))
-    message = refused(folder, "transformer")
-    assert f"does not list {extra}" in message and "stale index?" in message
+@pytest.mark.parametrize(
+    ("component", "stem"), [("transformer", "diffusion_pytorch_model"), ("text_encoder_2", "model")]
+)
+def test_shard_that_the_index_does_not_know(
+    folder: Path, component: str, stem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard(folder / component, stem)
+    extra = folder / component / f"{stem}-00004-of-00003.safetensors"
+    overwrite(extra, with_header(b"{}"))
+    message = refused(folder, component)
+    assert f"does not list {extra.name}" in message and "stale index?" in message
+    left_over = extra.rename(extra.with_name(f"{stem}-00002-of-00002.safetensors"))  # of another series
+    load(folder, component)
+    assert f"{left_over.name} is not read" in caplog.text
+    Checkpoint.open(folder).check()
 
 
 def test_index_that_names_another_shard_or_tensor(folder: Path) -> None:
@@ -273,9 +282,9 @@ def test_shards_without_an_index(folder: Path) -> None:
 
 
 def test_other_file_names_are_told(folder: Path) -> None:
-    (folder / "vae" / NETWORK_FILE).rename(folder / "vae" / "diffusion_pytorch_model.fp16.safetensors")
+    (folder / "vae" / NETWORK_FILE).rename(folder / "vae" / "vae.safetensors")
     message = refused(folder, "vae", CheckpointMissingError)
-    assert "found diffusion_pytorch_model.fp16.safetensors; rename" in message and NETWORK_FILE in message
+    assert "found vae.safetensors; rename" in message and NETWORK_FILE in message
 
 
 @pytest.mark.parametrize(("component", "name"), WEIGHTS)
@@ -286,14 +295,14 @@ def test_no_weights_at_all(folder: Path, component: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("component", "name"), WEIGHTS)
-def test_float8_is_refused(folder: Path, component: str, name: str) -> None:
+def test_other_numbers_of_8_bits_are_refused(folder: Path, component: str, name: str) -> None:
     def narrow(tensors: dict[str, torch.Tensor]) -> None:
         key = next(key for key in tensors if key.endswith("weight"))
-        tensors[key] = tensors[key].to(torch.float8_e4m3fn)
+        tensors[key] = tensors[key].abs().to(torch.float8_e8m0fnu)
 
     edit_tensors(folder / component / name, narrow)
     message = refused(folder, component)
-    assert "1 tensors in F8_E4M3, which is not supported, expected F64, F32, F16, BF16" in message
+    assert "1 tensors in F8_E8M0, which is not supported, expected F64, F32, F16, BF16, F8_E4M3, F8_E5M2" in message
 
 
 def test_quantised_component_is_refused(folder: Path) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import logging as library_log
 
 from kdit.errors import CheckpointError
 from kdit.models.text_encoder import load_text_encoder, load_tokenizer
+from kdit.models.weights.component_folder import ComponentFolder
+from kdit.models.weights.exact_fill import load_exact
 from tests.models.checkpoint_files import clone, edit_json, edit_tensors, overwrite, shard
 
 CLASSES = {"text_encoder": "CLIPTextModel", "text_encoder_2": "T5EncoderModel"}
@@ -101,6 +104,79 @@ def test_tied_embedding_under_either_name(folder: Path, change: Callable[[dict[s
     expected = load(folder).get_input_embeddings().weight
     edit_tensors(folder / "text_encoder_2" / "model.safetensors", change)
     assert torch.equal(load(folder).get_input_embeddings().weight, expected)
+
+
+@pytest.mark.parametrize("stored", ["shared.weight", "encoder.embed_tokens.weight", "both"])
+def test_tied_embedding_of_umt5(reference_family: Callable[[str], Path], tmp_path: Path, stored: str) -> None:
+    folder = clone(reference_family("wan22_t2v_a14b") / "model", tmp_path / "wan")
+    expected = load(folder, "text_encoder").get_input_embeddings().weight
+    names = ("shared.weight", "encoder.embed_tokens.weight")
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        held = next(tensors.pop(name) for name in names if name in tensors)
+        tensors.update({name: held.clone() for name in names if stored in (name, "both")})
+
+    edit_tensors(folder / "text_encoder" / "model.safetensors", change)
+    model = load(folder, "text_encoder")
+    assert torch.equal(model.get_input_embeddings().weight, expected)
+    assert model.encoder.embed_tokens.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("family", "component"),
+    [
+        ("flux_dev", "text_encoder"),
+        ("flux_dev", "text_encoder_2"),
+        ("sd35_medium", "text_encoder_2"),
+        ("wan22_t2v_a14b", "text_encoder"),
+    ],
+)
+def test_what_is_read_directly_equals_what_the_library_loads(
+    reference_family: Callable[[str], Path], family: str, component: str, dtype: torch.dtype
+) -> None:
+    folder = reference_family(family) / "model" / component
+    opened = ComponentFolder.at(folder)
+    cls = getattr(transformers, opened.class_name)
+    expected = cls.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    before = torch.get_default_dtype()
+    exact = load_exact(opened, cls, opened.open_weights(), dtype)
+    assert torch.get_default_dtype() is before
+    if exact is None:  # left to the library: T5 keeps some weights in float32 beside float16
+        assert dtype is torch.float16 and "T5" in opened.class_name
+        return
+    exact.eval()
+    for got, wanted in (
+        (dict(exact.named_parameters(remove_duplicate=False)), dict(expected.named_parameters(remove_duplicate=False))),
+        (dict(exact.named_buffers()), dict(expected.named_buffers())),
+    ):
+        assert got.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert got[name].dtype is tensor.dtype and torch.equal(got[name], tensor), name
+    assert exact.config._attn_implementation == expected.config._attn_implementation
+    ids = torch.arange(2, 9)[None]
+    with torch.no_grad():
+        for a, b in zip(exact(ids).to_tuple(), expected(ids).to_tuple(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_is_not_read_directly(folder: Path) -> None:
+    """Whatever does not fit exactly is the library's to load or to refuse."""
+    component = ComponentFolder.at(folder / "text_encoder")
+    assert load_exact(component, transformers.CLIPTextModel, component.open_weights(), torch.float32) is not None
+    path = folder / "text_encoder" / "model.safetensors"
+    whole = load_file(path)
+    bias = "final_layer_norm.bias"
+    for changed in (
+        {f"text_model.{name}": tensor for name, tensor in whole.items()},
+        {**whole, "ghost": torch.ones(1)},
+        {name: tensor for name, tensor in whole.items() if name != bias},
+        {**whole, bias: torch.ones(3)},
+        {**whole, bias: whole[bias].long()},
+    ):
+        edit_tensors(path, lambda tensors, changed=changed: (tensors.clear(), tensors.update(changed)))
+        weights = ComponentFolder.at(folder / "text_encoder").open_weights()
+        assert load_exact(component, transformers.CLIPTextModel, weights, torch.float32) is None
 
 
 def test_layout_and_buffers_of_old_checkpoints(folder: Path) -> None:

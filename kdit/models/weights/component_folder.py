@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,8 @@ from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.weights.json_file import read_json
 from kdit.models.weights.sniff import HEAD_BYTES, foreign_content
 from kdit.models.weights.weight_files import WeightFiles, raise_first, scan_weights
+
+logger = logging.getLogger(__name__)
 
 NETWORK_STEM, TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -38,6 +41,7 @@ class ComponentScan(NamedTuple):
 
     weights: WeightFiles | None
     faults: tuple[CheckpointError, ...]
+    notices: tuple[str, ...] = ()  # what is odd and harms nothing
 
 
 _CONFIG_FILES = {
@@ -55,15 +59,16 @@ class ComponentFolder:
     path: Path
     class_name: str
     library: str = ""
+    variant: str | None = None  # of the weight files, such as "fp16"; counts where the folder has it
 
     @classmethod
-    def at(cls, path: str | Path) -> ComponentFolder:
+    def at(cls, path: str | Path, *, variant: str | None = None) -> ComponentFolder:
         """The model in a folder, by the class that its own config.json states."""
         folder = Path(path)
         if not folder.is_dir():
             raise CheckpointMissingError(f"component {folder.name}: there is no folder {folder}")
         config = folder / "config.json"
-        component = cls(folder, config_class(read_json(config), config))
+        component = cls(folder, config_class(read_json(config), config), variant=variant)
         if component.kind is not ComponentKind.MODEL:
             raise CheckpointError(f"{config} names the class {component.class_name}, expected a model")
         return component
@@ -80,7 +85,7 @@ class ComponentFolder:
             return ComponentKind.TOKENIZER
         if "Scheduler" in self.class_name:
             return ComponentKind.SCHEDULER
-        if self.class_name.endswith(("Processor", "FeatureExtractor")):
+        if "Processor" in self.class_name or self.class_name.endswith("FeatureExtractor"):  # ...ProcessorFast, ...Pil
             return ComponentKind.PROCESSOR
         return ComponentKind.MODEL
 
@@ -118,6 +123,11 @@ class ComponentFolder:
             raise CheckpointError(f"component {self.name} is a {self.kind.value} ({self.class_name}), expected a model")
         return scan.weights
 
+    def log_notices(self) -> None:
+        """Log what is odd about the files and harms nothing. Each loader calls it once."""
+        for notice in self.scan().notices:
+            logger.warning("component %s: %s", self.name, notice)
+
     def _require_folder(self) -> None:
         if not self.path.is_dir():
             raise CheckpointMissingError(f"component {self.name} ({self.class_name}): there is no folder {self.path}")
@@ -129,8 +139,8 @@ class ComponentFolder:
             faults.append(
                 CheckpointError(f"{self.config_path}: quantised weights are not supported (quantization_config)")
             )
-        scan = scan_weights(self.path, NETWORK_STEM if of_diffusers else TRANSFORMERS_STEM)
-        return ComponentScan(scan.weights, (*faults, *scan.faults))
+        scan = scan_weights(self.path, NETWORK_STEM if of_diffusers else TRANSFORMERS_STEM, self.variant)
+        return ComponentScan(scan.weights, (*faults, *scan.faults), scan.notices)
 
 
 def config_class(config: dict[str, object], where: Path) -> str:

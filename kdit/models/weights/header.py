@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.weights.sniff import HEAD_BYTES, foreign_content
+
+if TYPE_CHECKING:
+    from kdit.models.weights.recipe import Recipe
 
 LENGTH_BYTES = 8  # the file begins with the header's length, little-endian
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -29,6 +32,7 @@ class TensorInfo(NamedTuple):
     path: Path
     start: int
     end: int
+    recipe: Recipe | None = None  # how it is made from what is stored; None: it is stored as it is
 
     @property
     def num_elements(self) -> int:

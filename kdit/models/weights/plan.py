@@ -12,7 +12,7 @@ from torch import nn
 from kdit.errors import CheckpointError
 from kdit.models.network import Network
 from kdit.models.weight_rule import WeightRule
-from kdit.models.weights.header import TensorInfo
+from kdit.models.weights.header import BITS, TensorInfo
 from kdit.models.weights.weight_files import FLOAT_DTYPES, WeightFiles, samples
 
 
@@ -83,7 +83,7 @@ def _check_names(net: Network, bound: dict[str, WeightRule], weights: WeightFile
 
 def _check_dtypes(weights: WeightFiles) -> None:
     for info in weights.tensors.values():
-        if info.dtype not in FLOAT_DTYPES:
+        if info.dtype in BITS and info.dtype not in FLOAT_DTYPES:  # others are quantised, and decoded as they are read
             raise CheckpointError(
                 f"{info.path}: {info.name} has the dtype {info.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
             )

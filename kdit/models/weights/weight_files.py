@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.weights.header import BITS, TensorInfo, read_header
 from kdit.models.weights.json_file import read_json
+from kdit.models.weights.scales import with_scales
+from kdit.models.weights.variants import choose_set, weight_sets
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _SAMPLES = 5
 
 
@@ -25,6 +26,7 @@ class WeightFiles:
     folder: Path
     files: tuple[Path, ...] = ()  # those whose header could be read
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    variant: str | None = None  # which of the folder's sets of files this is; None: the plain one
 
     @property
     def num_parameters(self) -> int:
@@ -50,10 +52,12 @@ class WeightScan(NamedTuple):
 
     weights: WeightFiles
     faults: tuple[CheckpointError, ...]
+    notices: tuple[str, ...] = ()  # what is odd and harms nothing
 
 
-def scan_weights(folder: Path, stem: str) -> WeightScan:
-    """Check ``<stem>.safetensors``, or the shards that ``<stem>.safetensors.index.json`` lists.
+def scan_weights(folder: Path, stem: str, variant: str | None = None) -> WeightScan:
+    """Check ``<stem>.safetensors``, or the shards that ``<stem>.safetensors.index.json`` lists, or a variant of these;
+    see ``choose_set``.
 
     Raises nothing; the faults are in the result.
     """
@@ -62,22 +66,33 @@ def scan_weights(folder: Path, stem: str) -> WeightScan:
     except OSError as error:
         missing = CheckpointMissingError(f"{folder} cannot be read: {error.strerror or error}")
         return WeightScan(WeightFiles(folder), (missing,))
-    shards = {name for name in present if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+\.safetensors", name)}
-    single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
-    if single in present and (index in present or shards):
-        other = index if index in present else sorted(shards)[0]
-        fault = CheckpointError(f"{folder} holds both {single} and {other}; which one counts? Remove the other")
+    sets = weight_sets(present, stem)
+    try:
+        chosen, told = choose_set(sets, variant, str(folder))
+    except CheckpointError as fault:
         return WeightScan(WeightFiles(folder), (fault,))
-    if index in present:
-        return _scan_shards(folder, index, shards)
-    if single in present:
-        return _scan_files(folder, [single])
-    return WeightScan(WeightFiles(folder), (_nothing_found(folder, stem, present, shards),))
+    if chosen is None:
+        shards = {name for found in sets.values() for name in found.shards}
+        return WeightScan(WeightFiles(folder), (_nothing_found(folder, stem, present, shards),))
+    if chosen.single and (chosen.index or chosen.shards):
+        other = chosen.index or sorted(chosen.shards)[0]
+        both = CheckpointError(f"{folder} holds both {chosen.single} and {other}; which one counts? Remove the other")
+        return WeightScan(WeightFiles(folder), (both,))
+    if chosen.index:
+        scan = _scan_shards(folder, chosen.index, chosen.shards)
+    else:
+        assert chosen.single is not None
+        scan = _scan_files(folder, [chosen.single])
+    scan = scan._replace(
+        weights=replace(scan.weights, variant=chosen.variant),
+        notices=(*((told,) if told else ()), *scan.notices),
+    )
+    return _scaled(scan)
 
 
-def open_weights(folder: Path, stem: str) -> WeightFiles:
+def open_weights(folder: Path, stem: str, variant: str | None = None) -> WeightFiles:
     """``scan_weights`` for callers that want no faults; raises the first."""
-    scan = scan_weights(folder, stem)
+    scan = scan_weights(folder, stem, variant)
     raise_first(scan.faults)
     return scan.weights
 
@@ -99,6 +114,12 @@ def samples(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_SAMPLES]) + (f" and {more} more" if more > 0 else "")
 
 
+def _scaled(scan: WeightScan) -> WeightScan:
+    """A weight and its scale may lie in different shards, so they are joined when all are read."""
+    tensors, faults = with_scales(scan.weights.tensors)
+    return scan._replace(weights=replace(scan.weights, tensors=tensors), faults=(*scan.faults, *faults))
+
+
 def _scan_files(folder: Path, names: Sequence[str]) -> WeightScan:
     tensors: dict[str, TensorInfo] = {}
     files = []
@@ -113,8 +134,9 @@ def _scan_files(folder: Path, names: Sequence[str]) -> WeightScan:
         if twice := header.keys() & tensors.keys():
             faults.append(CheckpointError(f"{folder / name} holds tensors that another shard has: {samples(twice)}"))
         tensors.update(header)
-    # Wider integers are position ids and the like; narrow numbers are quantised weights, which need their scales.
-    if narrow := [info for info in tensors.values() if BITS[info.dtype] <= 8 and info.dtype != "BOOL"]:
+    # Wider integers are position ids and the like; narrow ones are quantised weights, which need more than a scale.
+    allowed = ("BOOL", *FLOAT_DTYPES)
+    if narrow := [info for info in tensors.values() if BITS[info.dtype] <= 8 and info.dtype not in allowed]:
         faults.append(
             CheckpointError(
                 f"{narrow[0].path} holds {len(narrow)} tensors in {narrow[0].dtype}, which is not supported,"
@@ -141,8 +163,15 @@ def _scan_shards(folder: Path, index: str, on_disk: set[str]) -> WeightScan:
                 " (incomplete download?)"
             ),
         )
-    if unknown := on_disk - listed:
-        faults.append(CheckpointError(f"{folder}: {index} does not list {', '.join(sorted(unknown))} (stale index?)"))
+    numberings = {_numbering(name) for name in listed}
+    unknown = sorted(on_disk - listed)
+    if own := [name for name in unknown if _numbering(name) in numberings]:  # one of the same series is missed
+        faults.append(CheckpointError(f"{folder}: {index} does not list {', '.join(own)} (stale index?)"))
+    notices = tuple(
+        f"{folder}: {name} is not read, {index} does not list it (left over from another download?)"
+        for name in unknown
+        if name not in own
+    )
     read = {path.name for path in scan.weights.files}
     found = {name: info.path.name for name, info in scan.weights.tensors.items()}
     promised = {name: shard for name, shard in weight_map.items() if shard in read}
@@ -152,7 +181,12 @@ def _scan_shards(folder: Path, index: str, on_disk: set[str]) -> WeightScan:
                 f"{folder}: {index} and the shards disagree on {len(wrong)} tensors: {samples(wrong)} (stale index?)"
             )
         )
-    return WeightScan(scan.weights, tuple(faults))
+    return WeightScan(scan.weights, tuple(faults), notices)
+
+
+def _numbering(shard: str) -> str:
+    """``00003`` of ``model-00001-of-00003.safetensors``: shards of one series agree in it."""
+    return shard.rsplit("-of-", 1)[-1].split(".")[0]
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

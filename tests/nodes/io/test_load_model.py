@@ -54,7 +54,16 @@ def test_network(model: Path, batch_invariant: bool) -> None:
     net = load(ModelKey.FLUX1, path=str(model / "transformer"), dtype="bfloat16", execute_config=config)
     assert isinstance(net, FluxNetwork)
     assert net.ops.batch_invariant is batch_invariant
-    assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in net.parameters() if not p.is_meta} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("modulation", ["table", "inline"])
+def test_modulation_weights_are_in_memory_only_where_the_loop_needs_them(model: Path, modulation: str) -> None:
+    config = ExecuteConfig(modulation=modulation)  # type: ignore[arg-type]
+    net = load(ModelKey.FLUX1, path=str(model / "transformer"), execute_config=config)
+    assert isinstance(net, FluxNetwork)
+    absent = {name.split(".")[0] for name, p in net.named_parameters() if p.is_meta}
+    assert absent == (set(net.streamed) if modulation == "table" else set())
 
 
 def test_text_encoder(model: Path) -> None:
@@ -94,8 +103,8 @@ def test_network_of_another_family(model: Path) -> None:
         (ModelKey.FLUX1, {"path": "x", "dtyp": "float32"}, "unknown metadata 'dtyp'"),
         (ModelKey.FLUX1, {"dtype": "float32"}, "missing metadata 'path'"),
         (ModelKey.FLUX1, {"path": "x", "dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
-        (ModelKey.FLUX1, {"path": "x", "tokenizer_path": "y"}, "only a text encoder takes 'tokenizer_path'"),
-        (ModelKey.VAE_KL, {"path": "x", "tokenizer_path": "y"}, "only a text encoder takes 'tokenizer_path'"),
+        (ModelKey.FLUX1, {"path": "x", "tokenizer_path": "y"}, "only encoders take 'tokenizer_path'"),
+        (ModelKey.VAE_KL, {"path": "x", "tokenizer_path": "y"}, "only encoders take 'tokenizer_path'"),
         (ModelKey.CLIPTextEncoder, {"path": "x"}, "a text encoder needs metadata 'tokenizer_path'"),
     ],
 )
