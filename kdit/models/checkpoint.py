@@ -1,8 +1,12 @@
-"""Checkpoint: a model folder in the diffusers layout. Pipeline and the command line open it; no model is built here."""
+"""Checkpoint: a model folder in the diffusers layout, or a single file with what it lacks from elsewhere.
+
+Pipeline and the command line open it; no model is built here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -10,6 +14,9 @@ from pathlib import Path
 from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.keys import FAMILIES, PipelineKey
 from kdit.models.checkpoint_info import CheckpointInfo, read_info
+from kdit.models.single_file.assemble import Layout, assemble_file, assemble_folder
+from kdit.models.single_file.component_table import ComponentRow
+from kdit.models.single_file.sources import Components, read_sources
 from kdit.models.weight_hash import weight_hash
 from kdit.models.weights.component_folder import ComponentFolder, ComponentKind
 from kdit.models.weights.json_file import read_json
@@ -22,30 +29,47 @@ _SINGLE_FILE_SUFFIXES = (".safetensors", ".gguf", ".sft", ".ckpt", ".pt", ".pth"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened folder: its index, its components, its own defaults."""
+    """An opened folder or file: its index, its components, its own defaults."""
 
     path: Path
-    index: dict[str, object]  # model_index.json
+    index: dict[str, object]  # model_index.json; of a file, what it would say
     components: dict[str, ComponentFolder]  # those that are not null
     info: CheckpointInfo
+    rows: tuple[ComponentRow, ...] = ()  # where components come from, if not all from one folder
+    missing: CheckpointError | None = None  # what has to be supplied before a file can be used
+    supplied: Mapping[str, str | None] = field(default_factory=dict)  # ``components`` as they were given
 
     @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
-        """Open a folder, or the built-in model by its name. Reads the index and kdit.json only; see ``check``.
+    def open(cls, path: str | Path, components: Components | None = None) -> Checkpoint:
+        """Open a folder, a single file (safetensors, GGUF), or the built-in model by its name.
 
+        ``components``: a folder that supplies what a file lacks; or component -> its folder or file, which
+        counts before the file's or folder's own; None leaves one out. Of folders, only the index and
+        kdit.json are read, of files the headers; see ``check``.
         Raises CheckpointMissingError for what is not there, CheckpointError for what cannot be used.
         """
-        folder = resolve_model_path(path)
-        index = read_index(folder)
-        return cls(folder, index, read_components(folder, index), read_info(folder))
+        place, sources = resolve_model_path(path), read_sources(components)
+        if place.is_file():
+            base = None if sources.base is None else _read_layout(resolve_model_path(sources.base))
+            layout, info = assemble_file(place, base, sources), CheckpointInfo()
+        else:
+            if sources.base is not None:
+                raise CheckpointError(
+                    f"{place} is a folder of a whole pipeline: components={str(sources.base)!r} would supply nothing;"
+                    " name the components to replace"
+                )
+            layout, info = assemble_folder(_read_layout(place), sources, place), read_info(place)
+        return cls(place, layout.index, layout.components, info, layout.rows, layout.fault, sources.as_given())
 
     @property
     def pipeline_class(self) -> str:
         """The diffusers pipeline that the folder was saved from."""
         return str(self.index["_class_name"])
 
-    def pipeline_key(self) -> PipelineKey:
-        """kdit's pipeline for this folder; raises CheckpointError listing the known ones."""
+    def pipeline_keys(self) -> tuple[PipelineKey, ...]:
+        """kdit's pipelines for this class of folder, in order of preference; raises CheckpointError listing the
+        known classes.
+        """
         known = _known_pipelines()
         if self.pipeline_class not in known:
             raise CheckpointError(
@@ -76,7 +100,8 @@ class Checkpoint:
 
     def faults(self) -> tuple[CheckpointError, ...]:
         """Everything that is wrong with any component, found without building one."""
-        return tuple(fault for folder in self.components.values() for fault in folder.scan().faults)
+        found = tuple(fault for folder in self.components.values() for fault in folder.scan().faults)
+        return found if self.missing is None else (self.missing, *found)
 
     def check(self) -> None:
         """Check every file of every component by its size and header; raises the first fault.
@@ -88,18 +113,30 @@ class Checkpoint:
     def weight_hash(self) -> str:
         """Fingerprint of the weights of all components; see ``kdit.models.weight_hash``."""
         return weight_hash(
-            (path.relative_to(self.path).as_posix(), path)
-            for folder in self.components.values()
-            if folder.kind is ComponentKind.MODEL
-            for path in folder.open_weights().files
+            (self._hash_name(name, path), path)
+            for name, component in self.components.items()
+            if component.kind is ComponentKind.MODEL
+            for path in component.open_weights().files
         )
+
+    def _hash_name(self, component: str, path: Path) -> str:
+        """What a weight file counts as; a copy of a checkpoint in another place has the same hash."""
+        if self.path.is_dir() and path.is_relative_to(self.path):
+            return path.relative_to(self.path).as_posix()
+        return f"{component}/{path.name}"
+
+
+def _read_layout(folder: Path) -> Layout:
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file, expected a folder with {INDEX_FILE} that supplies components")
+    index = read_index(folder)
+    return Layout(index, read_components(folder, index))
 
 
 def resolve_model_path(path: str | Path) -> Path:
-    """The folder of a model: a path as it stands, or the package's data for the string "mini".
+    """The folder or file of a model: a path as it stands, or the package's data for the string "mini".
 
-    A folder of that name is reached as "./mini". Raises CheckpointError for a file,
-    CheckpointMissingError if there is nothing.
+    A folder of that name is reached as "./mini". Raises CheckpointMissingError if there is nothing.
     """
     if not str(path).strip():
         raise CheckpointMissingError(f"the name of the model folder is empty: {str(path)!r}")
@@ -107,11 +144,7 @@ def resolve_model_path(path: str | Path) -> Path:
         folder = Path(str(package_files("kdit"))) / "data" / BUILT_IN
     else:
         folder = Path(path).expanduser()
-    if folder.is_file():
-        raise CheckpointError(
-            f"{folder} is a file; single-file checkpoints are not supported yet, expected a folder with {INDEX_FILE}"
-        )
-    if not folder.is_dir():
+    if not folder.exists():
         hint = "; kdit reads local folders only, download the model first" if _looks_like_hub_id(str(path)) else ""
         raise CheckpointMissingError(f"there is no model folder {folder}{hint}")
     return folder
@@ -140,8 +173,8 @@ def read_components(folder: Path, index: dict[str, object]) -> dict[str, Compone
     return found
 
 
-def _known_pipelines() -> dict[str, PipelineKey]:
-    return {name: key for entry in FAMILIES.values() for name, key in entry.pipelines.items()}
+def _known_pipelines() -> dict[str, tuple[PipelineKey, ...]]:
+    return {name: keys for entry in FAMILIES.values() for name, keys in entry.pipelines.items()}
 
 
 def _looks_like_hub_id(path: str) -> bool:
@@ -155,5 +188,5 @@ def _what_is_there(folder: Path) -> str:
     if "config.json" in present:
         return "it looks like one component of a checkpoint; give the folder above it"
     if single := [name for name in present if name.endswith(_SINGLE_FILE_SUFFIXES)]:
-        return f"it holds {samples(single)}, but single-file checkpoints are not supported yet"
+        return f"it holds {samples(single)}; give the path of the file itself"
     return f"it holds {samples(present) or 'nothing'}; expected a folder that a diffusers pipeline was saved to"

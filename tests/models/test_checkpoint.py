@@ -28,7 +28,7 @@ def folder(reference_family: Callable[[str], Path], tmp_path: Path) -> Path:
 def test_components_and_their_configs(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     assert checkpoint.pipeline_class == "FluxPipeline"
-    assert checkpoint.pipeline_key() is PipelineKey.FLUX1_T2I
+    assert checkpoint.pipeline_keys() == (PipelineKey.FLUX1_T2I,)
     assert checkpoint.components.keys() == COMPONENTS  # the null ones are left out
     transformer = checkpoint.component("transformer")
     assert (transformer.path, transformer.library) == (folder / "transformer", "diffusers")
@@ -57,7 +57,7 @@ def test_options_are_the_scalars_of_the_index(folder: Path) -> None:
 def test_unknown_pipeline_is_told_with_the_known_ones(folder: Path) -> None:
     edit_json(folder / "model_index.json", _class_name="PixArtSigmaPipeline")
     with pytest.raises(CheckpointError, match=r"_class_name is 'PixArtSigmaPipeline'.*FluxPipeline"):
-        Checkpoint.open(folder).pipeline_key()
+        Checkpoint.open(folder).pipeline_keys()
 
 
 @pytest.mark.parametrize("entry", [["diffusers"], ["diffusers", None], ["a", "b", "c"], ["diffusers", 3]])
@@ -83,10 +83,10 @@ def test_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "model.ckpt"])
 def test_single_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
-    for path in (tmp_path / name, tmp_path):
-        with pytest.raises(CheckpointError, match=r"single-file checkpoints are not supported yet") as error:
-            Checkpoint.open(path)
-        assert name in str(error.value)
+    with pytest.raises(CheckpointError, match=rf"{name} is no safetensors file: it begins with b'x'"):
+        Checkpoint.open(tmp_path / name)
+    with pytest.raises(CheckpointMissingError, match=rf"it holds {name}; give the path of the file itself"):
+        Checkpoint.open(tmp_path)
 
 
 def test_folders_that_are_no_checkpoint(folder: Path, tmp_path: Path) -> None:
