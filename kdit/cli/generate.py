@@ -2,92 +2,215 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
-from kdit.cli.progress import Progress, duration, open_progress
+from kdit.cli.from_file import Recording, record_media
+from kdit.cli.progress import Progress, open_progress
+from kdit.cli.results import (
+    FileReport,
+    checked_suffix,
+    output_paths,
+    report,
+    save_all_latents,
+    save_contact_sheet,
+    sheet_path,
+)
 from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
-from kdit.errors import OutputError
-from kdit.output_file import check_writable, whole_file
+from kdit.errors import CheckpointMissingError, InputError
+from kdit.media.formats import DEFAULT_SUFFIX, LATENT_SUFFIXES, check_output
+from kdit.output_file import check_writable
+from kdit.pipelines.extra_inputs import MediaInputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kdit.nodes.core.step_report import StepReport
     from kdit.pipelines.cancel_token import CancelToken
+    from kdit.pipelines.pipeline import Pipeline
+    from kdit.pipelines.request import PipelineRequest
     from kdit.pipelines.result import GenerateResult
 
-PICTURE, LATENTS = ".png", ".safetensors"
+BUILT_IN = "mini"
+STEM = "kdit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """What the command line asks for. None means "not given"."""
 
-    prompts: tuple[str, ...]
-    output: Path
-    model: str
-    sample_config: SampleConfig
-    execute_config: ExecuteConfig
-    size: tuple[int, int] | None = None
-    seed: int | None = None
-    num: int = 1
+    prompts: tuple[str, ...] = ()
+    output: Path | None = None
+    source: Path | None = None  # a file to make again
+    model: str | None = None
+    components: Mapping[str, str | None] | None = None  # where parts come from that the model lacks
+    media: MediaInputs = field(default_factory=MediaInputs)
     negative: str | None = None
+    num: int = 1
+    seed: int | None = None
+    size: tuple[int, int] | None = None
+    frames: int | None = None
+    fps: str | None = None
+    fit: Literal["reject", "pad", "crop"] | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    cfg: float | None = None
+    cfg2: float | None = None
+    strength: float | None = None
+    max_sequence_length: int | None = None
+    long_prompt: Literal["cut", "reject"] = "cut"
+    dtype: str | None = None
+    component_dtypes: Mapping[str, str] = field(default_factory=dict)
+    modulation: Literal["table", "inline"] | None = None
+    batch_invariant: bool | None = None
+    device: str | None = None
+    sheet: bool = True
     as_json: bool = False
+
+    def sample_config(self) -> SampleConfig:
+        """Raises ConfigError."""
+        return SampleConfig(
+            steps=self.steps,
+            guidance_scale=self.guidance,
+            cfg_scale=self.cfg,
+            cfg_scale_2=self.cfg2,
+            strength=self.strength,
+            max_sequence_length=self.max_sequence_length,
+            on_long_prompt=self.long_prompt,
+        )
+
+    def runtime_config(self, paths: tuple[Path, ...], *, as_latents: bool) -> RuntimeConfig:
+        """Raises ConfigError."""
+        return RuntimeConfig(
+            seed=self.seed,
+            size=self.size,
+            frame_num=self.frames,
+            fps=self.fps,
+            fit=self.fit or "reject",
+            output_type="latents" if as_latents else "decoded",
+            save_paths=tuple(map(str, paths)) if paths and not as_latents else None,
+        )
+
+    def execute_config(self) -> ExecuteConfig:
+        """Raises ConfigError."""
+        return ExecuteConfig(
+            dtype=self.dtype or "float32",
+            component_dtypes=self.component_dtypes,
+            modulation=self.modulation or "table",
+            batch_invariant=bool(self.batch_invariant),
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A request that is ready to run, and where its results go."""
+
+    pipeline: Pipeline
+    request: PipelineRequest
+    paths: tuple[Path, ...]
+    sheet: Path | None
 
 
 def run_generate(options: GenerateOptions) -> int:
     """Make the pictures and say so. Returns the exit code; deliberate errors propagate."""
+    recording = None if options.source is None else Recording.read(options.source)
+    if recording is not None:
+        options = filled_from(options, recording)
+    if not options.prompts:
+        raise InputError(
+            "nothing to draw: give a PROMPT, or --from with a file that kdit made (see kdit generate --help)"
+        )
+    if options.output is not None:
+        options = replace(options, output=options.output.expanduser())
     prompts = [prompt for prompt in options.prompts for _ in range(options.num)]
-    paths = output_paths(options.output.expanduser(), len(prompts))
-    as_latents = paths[0].suffix.lower() == LATENTS
-    runtime_config = RuntimeConfig(
-        seed=options.seed,
-        size=options.size,
-        output_type="latents" if as_latents else "decoded",
-        save_paths=None if as_latents else tuple(map(str, paths)),
-    )
-    for path in paths:
-        check_writable(path, (PICTURE, LATENTS))
+    _check_early(options, len(prompts))
     started = time.perf_counter()
     with open_progress() as progress:
-        result, interrupted = _run_pipeline(options, prompts, runtime_config, progress)
-    if as_latents:
-        _save_all_latents(result, prompts, paths)
-    _report(options, result, paths, time.perf_counter() - started)
+        prepared, result, interrupted = _run_pipeline(options, prompts, recording, progress)
+    if result.pixels is None and result.video is None:
+        save_all_latents(result, prompts, prepared.paths)
+    if prepared.sheet is not None:
+        save_contact_sheet(result, prompts, prepared.paths, prepared.sheet)
+    files = FileReport(paths=prepared.paths, sheet=prepared.sheet, seconds=time.perf_counter() - started)
+    report(result, files, notices=recording.notes if recording else (), as_json=options.as_json)
     return 130 if interrupted else 0
 
 
+def filled_from(options: GenerateOptions, recording: Recording) -> GenerateOptions:
+    """``options`` with what a file records for everything that they leave open. Raises InputError."""
+    given = {item.name: getattr(options, item.name) for item in fields(options)}
+    found = recording.options(without=given)
+    return cast(Callable[..., GenerateOptions], GenerateOptions)(**{**given, **found})
+
+
+def _check_early(options: GenerateOptions, num_samples: int) -> None:
+    """Mistakes that can be told before the model is opened, which takes seconds."""
+    options.sample_config()
+    options.execute_config()
+    options.runtime_config((), as_latents=False)
+    if options.output is not None:
+        for path in output_paths(options.output, num_samples):
+            check_writable(path, (checked_suffix(options.output),))
+
+
 def _run_pipeline(
-    options: GenerateOptions, prompts: list[str], runtime_config: RuntimeConfig, progress: Progress
-) -> tuple[GenerateResult, bool]:
+    options: GenerateOptions, prompts: list[str], recording: Recording | None, progress: Progress
+) -> tuple[_Prepared, GenerateResult, bool]:
     from kdit.pipelines.cancel_token import CancelToken
 
     token = CancelToken()
     with cancel_on_interrupt(token):
-        progress.stage(f"opening {options.model}")
-        from kdit.pipelines.pipeline import Pipeline
-
-        pipeline = Pipeline.open(options.model, execute_config=options.execute_config)
-        request = pipeline.request(
-            prompts[0] if len(prompts) == 1 else prompts,
-            prompt_negative=options.negative,
-            sample_config=options.sample_config,
-            runtime_config=runtime_config,
-        )
-        progress.stage(f"loading {options.model}")
-        pipeline.load_models(cancel=token)
+        progress.stage(f"opening {options.model or BUILT_IN}")
+        prepared = _prepare(options, prompts, recording)
+        progress.stage(f"loading {options.model or BUILT_IN}")
+        prepared.pipeline.load_models(cancel=token)
         progress.stage("encoding the prompt")
-        result = pipeline.run(request, callback=_step_printer(progress), cancel=token)
-    return result, token.is_set
+        result = prepared.pipeline.run(prepared.request, callback=_step_printer(progress), cancel=token)
+    return prepared, result, token.is_set
+
+
+def _prepare(options: GenerateOptions, prompts: list[str], recording: Recording | None) -> _Prepared:
+    from kdit.pipelines.pipeline import Pipeline
+
+    try:
+        pipeline = Pipeline.open(
+            options.model or BUILT_IN, execute_config=options.execute_config(), components=options.components
+        )
+    except CheckpointMissingError as error:
+        if recording is None or options.model != recording.model:
+            raise
+        raise InputError(f"{recording.name} was made with {options.model!r}: {error}; give --model") from error
+    kind = pipeline.family.output
+    output = options.output or Path(STEM + DEFAULT_SUFFIX[kind])
+    paths = output_paths(output, len(prompts))
+    as_latents = output.suffix.lower() in LATENT_SUFFIXES
+    sheet = sheet_path(output) if len(paths) > 1 and options.sheet and not as_latents else None
+    for path in paths if as_latents else ():
+        check_output(path, "latents")
+    if sheet is not None:
+        check_writable(sheet)
+    media, extra = options.media, None
+    if recording is None:
+        extra = pipeline.family.take_media(media)
+    else:
+        recording.compare_model(pipeline.model_hash)
+        media, extra = recording.extra_inputs(pipeline.family, media)
+    request = pipeline.request(
+        prompts[0] if len(prompts) == 1 else prompts,
+        prompt_negative=options.negative,
+        sample_config=options.sample_config(),
+        runtime_config=options.runtime_config(paths, as_latents=as_latents),
+        extra_inputs=extra,
+    )
+    if media != MediaInputs():
+        record_media(request.inputs.settings, media)
+    return _Prepared(pipeline=pipeline, request=request, paths=paths, sheet=sheet)
 
 
 def _step_printer(progress: Progress) -> Callable[[StepReport], None]:
@@ -117,49 +240,3 @@ def cancel_on_interrupt(token: CancelToken) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def output_paths(output: Path, count: int) -> tuple[Path, ...]:
-    """One path per sample: ``heart.png``, or ``heart-0.png``, ``heart-1.png`` ... Raises OutputError."""
-    if output.suffix.lower() not in (PICTURE, LATENTS):
-        raise OutputError(f"cannot write {output}: the name must end in {PICTURE} or {LATENTS}")
-    if count == 1:
-        return (output,)
-    return tuple(output.with_name(f"{output.stem}-{i}{output.suffix}") for i in range(count))
-
-
-def _save_all_latents(result: GenerateResult, prompts: list[str], paths: tuple[Path, ...]) -> None:
-    for i, path in enumerate(paths):
-        settings = {**result.settings, "prompt": prompts[i], "seed": result.seeds[i]}
-        settings.pop("seeds", None)
-        save_latents(path, result.latents[i : i + 1], settings)
-
-
-def save_latents(path: Path, latents: Tensor, settings: Mapping[str, object]) -> None:
-    """Write tensor ``latents`` and, as in a picture's text chunk ``kdit``, the settings; all or nothing.
-
-    Raises OutputError.
-    """
-    from safetensors.torch import save
-
-    data = save({"latents": latents.contiguous().cpu()}, metadata={"kdit": json.dumps(settings)})
-    with whole_file(path) as file:
-        file.write(data)
-
-
-def _report(options: GenerateOptions, result: GenerateResult, paths: tuple[Path, ...], seconds: float) -> None:
-    if options.as_json:
-        report = {
-            "files": [str(path) for path in paths],
-            "seeds": list(result.seeds),
-            "settings": result.settings,
-            "timings": {**result.timings, "command": seconds},
-            "notices": list(result.notices),
-        }
-        print(json.dumps(report))
-        return
-    took = duration(result.timings["total"])
-    for path, seed in zip(paths, result.seeds, strict=True):
-        print(f"wrote {path} (seed {seed})" if len(paths) > 1 else f"wrote {path} (seed {seed}, {took})")
-    if len(paths) > 1:
-        print(f"{len(paths)} files in {took}")

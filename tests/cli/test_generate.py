@@ -1,12 +1,10 @@
 import json
-import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +14,15 @@ from PIL import Image
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from kdit.cli.generate import cancel_on_interrupt, output_paths, save_latents
+from kdit.cli.generate import cancel_on_interrupt
 from kdit.cli.main import app
-from kdit.cli.messages import notes_on_stderr
-from kdit.cli.progress import BarProgress, LineProgress, duration, open_progress
+from kdit.cli.results import output_paths, save_latents
 from kdit.errors import Cancelled, NonFiniteError, OutputError
+from kdit.media.metadata import read_settings
 from kdit.nodes.core.step_report import StepReport
 from kdit.pipelines.cancel_token import CancelToken
 from kdit.pipelines.pipeline import Pipeline
+from kdit.version import __version__
 
 RUN = CliRunner()
 QUICK = ["--size", "64x64", "--steps", "2", "--device", "cpu"]
@@ -37,9 +36,9 @@ def test_one_sample_keeps_its_name_and_several_are_numbered() -> None:
     assert output_paths(Path("out/heart.v2.png"), 2) == (Path("out/heart.v2-0.png"), Path("out/heart.v2-1.png"))
 
 
-@pytest.mark.parametrize("name", ["x.jpg", "x", "x.png.txt", ".png"])
+@pytest.mark.parametrize("name", ["x.tif", "x", "x.png.txt", ".png"])
 def test_other_suffixes_are_refused(name: str) -> None:
-    with pytest.raises(OutputError, match=r"must end in \.png or \.safetensors"):
+    with pytest.raises(OutputError, match=r"must end in \.png or .* or \.safetensors"):
         output_paths(Path(name), 1)
 
 
@@ -59,71 +58,6 @@ def test_latents_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
         save_latents(path, torch.zeros(1, 2, 3), {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-# ---- progress ------------------------------------------------------------------------------------
-
-
-def test_plain_lines_come_once_per_tenth() -> None:
-    stream = StringIO()
-    progress = LineProgress(stream)
-    progress.stage("loading mini")
-    for done in range(1, 51):
-        progress.step(done, 50, 0.5)
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "loading mini"
-    assert len(lines) == 11
-    assert lines[1] == "step 5/50, 2.0 steps/s, 22.5 s left"
-    assert lines[-1] == "step 50/50, 2.0 steps/s, 0.0 s left"
-
-
-def test_few_steps_are_all_shown() -> None:
-    stream = StringIO()
-    progress = LineProgress(stream)
-    for done in (1, 2, 3):
-        progress.step(done, 3, 90.0)
-    assert stream.getvalue().splitlines()[0] == "step 1/3, 90.0 s/step, 3 min 00 s left"
-    assert len(stream.getvalue().splitlines()) == 3
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    with open_progress(stream) as progress:
-        assert isinstance(progress, BarProgress)
-        progress.stage("loading mini")
-        progress.step(1, 4, 0.5)
-        progress.bar.refresh()
-    assert "step 1/4, 2.0 steps/s, 1.5 s left" in stream.getvalue()
-
-
-def test_a_note_has_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with notes_on_stderr(), open_progress() as progress:
-        progress.step(1, 4, 0.5)
-        logging.getLogger("kdit").warning("no effect")
-        progress.step(2, 4, 0.5)
-    rows = re.sub(r"\x1b\[2K", "\n", stream.getvalue())  # "erase this row": what was on it is gone
-    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", rows)
-    assert rows.splitlines().count("kdit: note: no effect") == 1
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0.04, 59.94, 59.96, 125, 3599.9, 3725)] == [
-        "0.0 s",
-        "59.9 s",
-        "1 min 00 s",
-        "2 min 05 s",
-        "1 h 00 min",
-        "1 h 02 min",
-    ]
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
@@ -227,6 +161,10 @@ def test_several_prompts_are_numbered_prompt_major(tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert report["files"] == [str(tmp_path / f"x-{i}.png") for i in range(4)]
     assert report["seeds"] == [7, 8, 9, 10]
+    assert report["sheet"] == str(tmp_path / "x-sheet.png")
+    with Image.open(report["sheet"]) as sheet:
+        assert sheet.width > 2 * 64 and sheet.height > 2 * 64
+        assert json.loads(sheet.info["contact sheet"])["files"] == [f"x-{i}.png" for i in range(4)]
     assert report["settings"]["steps"] == 2
     assert report["timings"]["command"] > 0
     pictures = [Path(file).read_bytes() for file in report["files"]]
@@ -242,7 +180,33 @@ def test_several_files_are_listed(tmp_path: Path) -> None:
     result = RUN.invoke(app, ["generate", "a", "b", "-o", str(tmp_path / "x.png"), "--seed", "7", *QUICK])
     lines = result.stdout.splitlines()
     assert lines[:2] == [f"wrote {tmp_path}/x-0.png (seed 7)", f"wrote {tmp_path}/x-1.png (seed 8)"]
-    assert lines[2].startswith("2 files in ")
+    assert lines[2] == f"wrote {tmp_path}/x-sheet.png (all of them)"
+    assert lines[3].startswith("2 files in ")
+
+
+@pytest.mark.parametrize("option", [["--no-sheet"], ["-o", "x.safetensors"]], ids=["no sheet", "latents"])
+def test_there_may_be_no_sheet(option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = RUN.invoke(app, ["generate", "a", "--num", "2", "-o", "x.png", "--json", *QUICK, *option])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["sheet"] is None
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".webp"])
+def test_other_picture_files_and_the_default_name(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for output in (["-o", f"x{suffix}"], []):
+        result = RUN.invoke(app, ["generate", "かわいい 😄 ō", "--seed", "5", *QUICK, *output])
+        assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kdit.png", f"x{suffix}"]
+    for name in ("kdit.png", f"x{suffix}"):
+        settings = read_settings(name)
+        assert (settings["prompt"], settings["seed"], settings["model"]) == ("かわいい 😄 ō", 5, "mini")
+        assert settings["kdit_version"] == __version__ and len(str(settings["model_hash"])) == 64
+    with Image.open("kdit.png") as png, Image.open(f"x{suffix}") as other:
+        differences = [abs(a - b) for a, b in zip(png.tobytes(), other.tobytes(), strict=True)]
+    assert sum(differences) / len(differences) < (3 if suffix == ".jpg" else 1e-9)
 
 
 @pytest.mark.parametrize("prompt", ["", " ".join(["heart"] * 600), "かわいい 😄 ō"], ids=["empty", "long", "emoji"])
@@ -377,11 +341,11 @@ app(["generate", *sys.argv[more + 1:]])
 def test_a_refusal_names_any_file_in_an_ascii_locale() -> None:
     code = "from kdit.cli.main import app; app()"
     for environment in (ASCII, REALLY_ASCII):
-        command = [sys.executable, "-c", code, "generate", "かわいい 😄 ō", "-o", "かわいい.jpg"]
+        command = [sys.executable, "-c", code, "generate", "かわいい 😄 ō", "-o", "かわいい.tif"]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)
         assert done.returncode == 2
         assert done.stderr.startswith(b"kdit: error: cannot write ") and done.stderr.count(b"\n") == 1
-        assert ("かわいい.jpg" in done.stderr.decode()) == (environment is ASCII)  # elsewhere as escapes
+        assert ("かわいい.tif" in done.stderr.decode()) == (environment is ASCII)  # elsewhere as escapes
 
 
 @pytest.mark.slow
@@ -420,10 +384,17 @@ def test_a_mistake_is_told_before_the_weights_are_loaded(monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for arguments, told in (
         (["--size", "17x31"], "nearest: 16x32"),
-        (["--max-sequence-length", "513"], "at most 512"),
+        (["--max-sequence-length", "513"], "1 to 512"),
         (["--steps", "0"], "steps"),
         (["--seed", "-1"], "seed"),
         (["-o", "missing/a.png"], "does not exist"),
+        (["-o", "a.mp4"], "must end in .png or .jpg"),
+        (["-o", "a.tif"], "must end in .png or .jpg"),
+        (["--frames", "5"], "makes single pictures"),
+        (["--fps", "fast"], "fps must be a number"),
+        (["--last-image", "a.png"], "takes no last_image"),
+        (["--strength", "0.5"], "strength"),
+        (["--cfg2", "3"], "second expert"),
     ):
         result = RUN.invoke(app, ["generate", "a", *arguments])
         assert result.exit_code == 2 and told in result.stderr, result.output

@@ -1,4 +1,4 @@
-"""SAVE_IMAGE: pixels -> PNG files with the settings as text chunks."""
+"""SAVE_IMAGE: pixels -> PNG, JPEG or WebP files with the settings inside."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from kdit.errors import InputError, NonFiniteError
+from kdit.errors import InputError
 from kdit.keys import IONodeType, TensorKey
+from kdit.media.formats import check_output
+from kdit.media.image_writer import check_quality_for, write_image
+from kdit.media.levels import to_uint8
 from kdit.nodes.core.factory import IONodeFactory
 from kdit.nodes.core.metadata import read_metadata
 from kdit.nodes.core.node import IONode
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
-from kdit.output_file import check_writable, whole_file
 
 
 @dataclass(frozen=True)
 class SaveImageSettings:
-    """``paths``: one .png file per image; ``text``: the text chunks of each file, or nothing."""
+    """``paths``: one file per image, whose suffix chooses the format; ``text``: the texts of each file, or nothing;
+    ``quality``: of JPEG and WebP, 1 to 100.
+    """
 
     paths: Sequence[str]
     text: Sequence[Mapping[str, str]] = ()
+    quality: int | None = None
 
     def __post_init__(self) -> None:
         if self.text and len(self.text) != len(self.paths):
             raise InputError(f"SAVE_IMAGE: {len(self.paths)} paths but text for {len(self.text)} images")
         if len(set(self.paths)) != len(self.paths):
             raise InputError(f"SAVE_IMAGE: each image needs a path of its own, got {', '.join(self.paths)}")
+        for path in self.paths:
+            check_quality_for(path, self.quality)
 
 
 @IONodeFactory.register(IONodeType.SAVE_IMAGE, [None])
@@ -49,31 +53,8 @@ class SaveImageNode(IONode):
         images = [to_uint8(image) for batch in value.tensors() for image in batch]
         if len(images) != len(settings.paths):
             raise InputError(f"SAVE_IMAGE: {len(images)} images but {len(settings.paths)} paths")
-        for path in settings.paths:
-            check_writable(path)
+        for image, path in zip(images, settings.paths, strict=True):
+            check_output(path, "image", size=(image.shape[1], image.shape[0]))
         texts = settings.text or [{}] * len(images)
         for image, path, text in zip(images, settings.paths, texts, strict=True):
-            write_png(image, path, text)
-
-
-def to_uint8(image: Tensor) -> Tensor:
-    """Pixels in [0, 1] -> 0 to 255 on the CPU, rounded to the nearest; raises NonFiniteError for NaN and infinity."""
-    pixels = image.to(torch.float32)
-    num_bad = int((~torch.isfinite(pixels)).sum())
-    if num_bad:
-        raise NonFiniteError(f"decoded image: {num_bad} of {pixels.numel()} values are NaN or infinite")
-    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-
-
-def write_png(image: Tensor, path: str, text: Mapping[str, str]) -> None:
-    """Write uint8 pixels [H, W, 3] and their text chunks (UTF-8); raises OutputError.
-
-    The file appears under its name only when it is complete.
-    """
-    from PIL import Image, PngImagePlugin  # Pillow is not needed until a file is written
-
-    chunks = PngImagePlugin.PngInfo()
-    for key, value in text.items():
-        chunks.add_itxt(key, value)
-    with whole_file(path) as file:
-        Image.fromarray(image.contiguous().numpy()).save(file, format="PNG", pnginfo=chunks)
+            write_image(image, path, text, quality=settings.quality)

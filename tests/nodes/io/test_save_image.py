@@ -1,3 +1,5 @@
+"""SAVE_IMAGE: one sound file per image, or none. What files hold is tested in tests/media."""
+
 import os
 from pathlib import Path
 
@@ -9,9 +11,10 @@ from torch import Tensor
 from kdit.engine.engine import Engine
 from kdit.errors import ConfigError, InputError, NonFiniteError, OutputError
 from kdit.keys import IONodeType, TensorKey
+from kdit.media.levels import to_uint8
+from kdit.media.metadata import read_settings
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.node_def import NodeDef
-from kdit.nodes.io.save_image import to_uint8, write_png
 from kdit.tensor.tensor_pool_key import TensorPoolKey
 
 SOURCE = TensorPoolKey(500, TensorKey.IMAGE)
@@ -35,6 +38,17 @@ def test_a_batch_goes_to_one_file_each_with_its_text(tmp_path: Path) -> None:
             assert isinstance(image, PngImagePlugin.PngImageFile)
             assert image.text == text
     assert sorted(os.listdir(tmp_path)) == ["a.png", "b.PNG"]
+
+
+def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.png", "a.jpg", "a.webp")]
+    save_node(torch.zeros(3, 8, 8, 3), paths=paths, text=[{"kdit": f'{{"seed": {i}}}'} for i in range(3)])
+    found = []
+    for path in paths:
+        with Image.open(path) as image:
+            found.append(image.format)
+    assert found == ["PNG", "JPEG", "WEBP"]
+    assert [read_settings(path)["seed"] for path in paths] == [0, 1, 2]
 
 
 def test_a_list_of_sizes_and_no_text(tmp_path: Path) -> None:
@@ -78,41 +92,22 @@ def test_numbers_of_images_paths_and_texts_must_agree(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_every_path_is_checked_before_the_first_is_written(tmp_path: Path) -> None:
-    paths = [str(tmp_path / "a.png"), str(tmp_path / "missing" / "b.png")]
-    with pytest.raises(OutputError, match="does not exist"):
-        save_node(torch.zeros(2, 2, 2, 3), paths=paths)
+def test_every_path_and_option_is_checked_before_the_first_is_written(tmp_path: Path) -> None:
+    first = str(tmp_path / "a.png")
+    for second, options, told in (
+        (tmp_path / "missing" / "b.png", {}, "does not exist"),
+        (tmp_path / "b.mp4", {}, "must end in"),
+        (tmp_path / "b.jpg", {"quality": 50}, r"quality is for \.jpg"),
+    ):
+        with pytest.raises(OutputError, match=told):
+            save_node(torch.zeros(2, 2, 2, 3), paths=[first, str(second)], **options)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_broken_write_keeps_the_old_file_and_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "a.png"
-    target.write_bytes(b"old")
-
-    def full_disk(self: Image.Image, file: object, **options: object) -> None:
-        file.write(b"half a picture")  # type: ignore[attr-defined]
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Image.Image, "save", full_disk)
-    with pytest.raises(OutputError, match=r"cannot write '.*a\.png': No space left on device"):
-        write_png(torch.zeros(2, 2, 3, dtype=torch.uint8), str(target), {})
-    assert target.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a.png"]
-
-
-def test_an_interrupted_write_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Image.Image, file: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Image.Image, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_png(torch.zeros(2, 2, 3, dtype=torch.uint8), str(tmp_path / "a.png"), {})
-    assert os.listdir(tmp_path) == []
-
-
-def test_an_existing_file_is_replaced_whole(tmp_path: Path) -> None:
-    target = tmp_path / "a.png"
-    for value in (0, 255):
-        write_png(torch.full((2, 2, 3), value, dtype=torch.uint8), str(target), {})
-    with Image.open(target) as image:
-        assert image.getpixel((0, 0)) == (255, 255, 255)
+def test_quality_reaches_the_file(tmp_path: Path) -> None:
+    noise = torch.rand(1, 32, 32, 3, generator=torch.Generator().manual_seed(0))
+    sizes = []
+    for quality in (95, 10):
+        save_node(noise, paths=[str(tmp_path / "a.jpg")], quality=quality)
+        sizes.append((tmp_path / "a.jpg").stat().st_size)
+    assert sizes[0] > 2 * sizes[1]

@@ -1,0 +1,184 @@
+"""`kdit generate --from FILE`: the settings of a file that kdit made, as options of a new request."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kdit.errors import InputError
+from kdit.media.metadata import read_settings
+from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
+from kdit.version import __version__
+
+if TYPE_CHECKING:
+    from kdit.pipelines.family_pipeline import FamilyPipeline
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = (int, float)
+# recorded name -> option, and the kinds of value that it can have
+_OPTIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "prompt": ("prompts", (str,)),
+    "negative_prompt": ("negative", (str,)),
+    "model": ("model", (str,)),
+    "components": ("components", (dict,)),
+    "seed": ("seed", (int,)),
+    "size": ("size", (list,)),
+    "frame_num": ("frames", (int,)),
+    "fps": ("fps", (str,)),
+    "fit": ("fit", (str,)),
+    "steps": ("steps", (int,)),
+    "guidance_scale": ("guidance", _NUMBER),
+    "cfg_scale": ("cfg", _NUMBER),
+    "cfg_scale_2": ("cfg2", _NUMBER),
+    "strength": ("strength", _NUMBER),
+    "max_sequence_length": ("max_sequence_length", (int,)),
+    "dtype": ("dtype", (str,)),
+    "component_dtypes": ("component_dtypes", (dict,)),
+    "modulation": ("modulation", (str,)),
+    "batch_invariant": ("batch_invariant", (bool,)),
+}
+_ABOUT = {"kdit_version", "model_version", "model_hash", "pipeline", "fed", "media", "extra_inputs", "input_files"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What one file says about how it was made. ``notes`` collects why a remake may differ."""
+
+    path: Path
+    settings: Mapping[str, object]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """Raises InputError for a file without settings, and for one that needs tensors which no file holds."""
+        path = path.expanduser()
+        recording = cls(path=path, settings=read_settings(path))
+        if fed := recording.settings.get("fed"):
+            raise InputError(
+                f"{recording.name} was made with tensors fed from Python ({fed}); they are not in it, "
+                "so it cannot be made again"
+            )
+        if unknown := sorted(recording.settings.keys() - _OPTIONS.keys() - _ABOUT):
+            recording._note(f"this version of kdit does not know these settings of {recording.name}: {unknown}")
+        made_by = recording.settings.get("kdit_version")
+        if made_by != __version__:
+            recording._note(
+                f"{recording.name} was made by kdit {made_by}, this is {__version__}; it may come out other"
+            )
+        return recording
+
+    @property
+    def name(self) -> str:
+        """The file in messages."""
+        return repr(str(self.path))
+
+    @property
+    def model(self) -> str | None:
+        """The model that the file was made with, as it was named then."""
+        model = self.settings.get("model")
+        return model if isinstance(model, str) else None
+
+    def options(self, *, without: Mapping[str, object]) -> dict[str, object]:
+        """Recorded values by option, but for the options that have a value in ``without``. Raises InputError."""
+        found: dict[str, object] = {}
+        for recorded, (option, kinds) in _OPTIONS.items():
+            value = self.settings.get(recorded)
+            if value is None or without.get(option) not in (None, (), {}):
+                continue
+            if type(value) not in kinds:
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                raise InputError(f"{self.name}: recorded {recorded} must be {expected}, got {value!r:.80}")
+            found[option] = value
+        if "prompts" in found:
+            found["prompts"] = (found["prompts"],)
+        if "size" in found:
+            found["size"] = tuple(cast(list[object], found["size"]))
+        if found.get("negative") == "":  # what guidance without a negative prompt records
+            del found["negative"]
+        if without.get("cfg") is not None and self.settings.get("cfg_scale_2") == self.settings.get("cfg_scale"):
+            found.pop("cfg2", None)  # it followed the first, which was replaced
+        return found
+
+    def compare_model(self, model_hash: str) -> None:
+        """Note a model with other weights than the recorded one's."""
+        recorded = self.settings.get("model_hash")
+        if recorded != model_hash:
+            self._note(
+                f"the model is not the one that made {self.name}: its hash was {recorded}, is {model_hash}; "
+                "the result will differ"
+            )
+
+    def extra_inputs(self, family: FamilyPipeline, given: MediaInputs) -> tuple[MediaInputs, ExtraInputs | None]:
+        """The recorded input files and texts, with ``given`` ones in their place.
+
+        Raises InputError for recorded files that are gone, and for inputs that the family does not take.
+        """
+        media = self._merged_media(given)
+        taken = family.take_media(media)
+        recorded = self._mapping("extra_inputs")
+        if not recorded:
+            return media, taken
+        takes = family.extra_inputs
+        known = () if takes is None else {item.name for item in dataclasses.fields(takes)}
+        if takes is None or not recorded.keys() <= set(known):
+            raise InputError(f"{self.name} was made with {', '.join(recorded)}, which {family.key.value} does not take")
+        replaced = {} if taken is None else taken.given()
+        values = {name: self._input(name, value) for name, value in recorded.items() if name not in replaced}
+        make = cast(Callable[..., ExtraInputs], takes)
+        return media, make(**{**values, **replaced})
+
+    def _merged_media(self, given: MediaInputs) -> MediaInputs:
+        recorded = self._mapping("media")
+        names = [item.name for item in dataclasses.fields(MediaInputs)]
+        values: dict[str, object] = {name: getattr(given, name) for name in names}
+        for name in names:
+            if not values[name] and name in recorded:
+                value = self._located(recorded[name])
+                values[name] = tuple(value) if isinstance(value, list) else value
+        return cast(Callable[..., MediaInputs], MediaInputs)(**values)
+
+    def _input(self, name: str, value: object) -> object:
+        return self._located(value) if name.endswith(("_path", "_paths")) else value
+
+    def _located(self, value: object) -> object:
+        """A recorded path, or lists of such, where the files are now: as recorded, or beside the file read."""
+        if isinstance(value, list):
+            return [self._located(item) for item in value]
+        if not isinstance(value, str):
+            raise InputError(f"{self.name}: a recorded input file must be a path, got {value!r:.80}")
+        places = [Path(value), self.path.parent / value]
+        found = next((str(place) for place in places if place.is_file()), None)
+        if found is None:
+            raise InputError(f"{value!r}, from which {self.name} was made, is gone; give it with --image, --mask, ...")
+        self._compare_file(value, found)
+        return found
+
+    def _compare_file(self, recorded: str, found: str) -> None:
+        from kdit.pipelines.request import file_hash
+
+        if self._mapping("input_files").get(recorded, "") not in ("", file_hash(found)):
+            self._note(f"{found!r} has changed since {self.name} was made from it; the result will differ")
+
+    def _mapping(self, name: str) -> Mapping[str, object]:
+        value = self.settings.get(name) or {}
+        if not isinstance(value, dict):
+            raise InputError(f"{self.name}: recorded {name} must be an object, got {value!r:.80}")
+        return value
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+            logger.warning("%s", note)
+
+
+def record_media(settings: dict[str, object], media: MediaInputs) -> None:
+    """Add the files of a command line, in its own words, to what a result's files state."""
+    named = {item.name: getattr(media, item.name) for item in dataclasses.fields(media)}
+    settings["media"] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in named.items() if value
+    }
