@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from kdit.models.config_reader import ConfigReader
 
+PATCH = 2  # latents per token along each side, in every published model; the schedule's shift counts such tokens
 # Values of absent keys: the defaults of diffusers' SD3Transformer2DModel.
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
-        "patch_size": 2,
+        "patch_size": PATCH,
         "in_channels": 16,
         "num_layers": 18,
         "attention_head_dim": 64,
@@ -64,6 +65,8 @@ class SD3Params:
             dual_layers=read.ints("dual_attention_layers", low=0, high=num_layers),
             qk_norm=read.require("qk_norm", None, "rms_norm") is not None,
         )
+        if params.patch_size != PATCH:
+            raise read.refuse("patch_size", str(PATCH))
         if read.size("caption_projection_dim") != params.dim:
             raise read.refuse("caption_projection_dim", f"{params.dim} (num_attention_heads * attention_head_dim)")
         if read.optional_size("out_channels") not in (None, params.channels):

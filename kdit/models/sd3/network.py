@@ -302,6 +302,7 @@ class SD3Network(Network):
         *plain("blocks.{}.txt_mlp.fc_out", "transformer_blocks.{}.ff_context.net.2", shard="row"),
         *plain("img_out", "proj_out"),
     )
+    streamed = ("modulation",)
 
 
 NETWORK = SD3Network
