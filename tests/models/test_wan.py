@@ -22,6 +22,7 @@ from kdit.models.wan.network import WanNetwork
 from kdit.models.wan.reference_call import from_reference
 from kdit.models.weights.component_folder import ComponentFolder
 from kdit.models.weights.loading import load_network
+from kdit.ops.attention import SeqLayout
 from kdit.ops.opset import OpSet
 from tests.models.checkpoint_files import NETWORK_FILE, edit_tensors
 from tests.models.fill import distance, randomise, sources_of, twin
@@ -241,7 +242,7 @@ def test_requests_join_as_rows_of_one_forward() -> None:
     both = call_rows(net, call)
     parts = [call_rows(net, one_row(call, row)) for row in range(2)]
     joined = Static.cat([part.static for part in parts])
-    assert joined.layout == both.layout == ((TOKENS,) * 2, (512,) * 2, TOKENS + 512)
+    assert joined.layout == both.layout == SeqLayout((TOKENS,) * 2, (512,) * 2, TOKENS + 512)
     assert joined.rows.keys() == {"frames"} | {f"{kind}_kv.{i}" for kind in ("txt", "image") for i in range(3)}
     assert all(torch.equal(joined.rows[key], both.static.rows[key]) for key in both.static.rows)
     assert torch.equal(joined.shared["rope"], both.static.shared["rope"])

@@ -47,7 +47,11 @@ class CallMapping(ABC):
 
     @abstractmethod
     def embeddings(self, case: Case, request: Request) -> Mapping[TensorKey, list[Pair]]:
-        """Per prompt pin, the recorded tensors in the order in which TEXT_ENCODE puts them."""
+        """Per prompt pin, the recorded tensors in the order in which ``joined`` gives kdit's own."""
+
+    def joined(self, encoded: list[Tensor], recorded: list[Pair]) -> list[Tensor]:
+        """What TEXT_ENCODE put on a prompt pin, in the form in which it was ``recorded`` where the denoiser got it."""
+        return encoded
 
     @abstractmethod
     def initial_latents(self, case: Case) -> Tensor:

@@ -171,6 +171,24 @@ class CallReader:
             return value
         raise self._unexpected(key, "a recorded tensor")
 
+    def flag(self, key: str, default: bool) -> bool:
+        """True or False."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        raise self._unexpected(key, "true or false")
+
+    def images(self, key: str) -> str | list[str] | None:
+        """The path of an image, or of each of a list."""
+        value = self.take(key)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        paths = [str(item.path) for item in items if isinstance(item, ImageFile)]
+        if len(paths) != len(items):
+            raise self._unexpected(key, "an image or a list of images")
+        return paths if isinstance(value, list) else paths[0] if paths else None
+
     def seeds(self, key: str) -> tuple[int, ...]:
         """Seeds of one generator, or of a list of generators; empty if there is none."""
         value = self.take(key)

@@ -16,7 +16,7 @@ from kdit.cli.verify.compare import StageReport, compare, not_available
 from kdit.errors import InputError
 from kdit.keys import FAMILIES
 from kdit.models.network import Network
-from kdit.models.reference_call import run_call
+from kdit.models.reference_call import NetworkCall, run_call
 from kdit.models.weights.component_folder import ComponentFolder
 from kdit.models.weights.json_file import read_json
 from kdit.models.weights.loading import load_network
@@ -45,7 +45,8 @@ class NetworkStage:
                 family = _family(self._config(component))
                 if family is None:
                     return not_available(NAME, f"kdit has no network for the {component} of {case.pipeline} yet")
-                pairs.append((f"{component} call {index}", self._forward(case, family, component, index), expected))
+                got, wanted = self._forward(case, family, component, index, expected)
+                pairs.append((f"{component} call {index}", got, wanted))
         except InputError as error:
             if has_pipeline(case.pipeline):
                 raise
@@ -55,15 +56,17 @@ class NetworkStage:
     def _config(self, component: str) -> Mapping[str, object]:
         return read_json(self.model / component / "config.json")
 
-    def _forward(self, case: Case, family: str, component: str, index: int) -> Tensor:
-        config = self._config(component)
+    def _forward(self, case: Case, family: str, component: str, index: int, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """The network's prediction, and what of the recorded output it must equal."""
+        inputs = {key: tensor.to(self.device) for key, tensor in recorded_inputs(case, component, index).items()}
+        from_reference = import_module(f"kdit.models.{family}.reference_call").from_reference
+        call: NetworkCall = from_reference(inputs, self._config(component))
         if component not in self._networks:
             folder = ComponentFolder.at(self.model / component)
             self._networks[component] = load_network(folder, dtype=torch.float32, device=self.device, ops=OpSet())
-        inputs = {key: tensor.to(self.device) for key, tensor in recorded_inputs(case, component, index).items()}
-        call = import_module(f"kdit.models.{family}.reference_call").from_reference(inputs, config)
         with torch.inference_mode():
-            return run_call(self._networks[component], call)
+            predicted = run_call(self._networks[component], call)
+        return predicted, expected if call.num_tokens is None else expected[:, : call.num_tokens]
 
 
 def recorded_calls(case: Case) -> list[tuple[str, int, Tensor]]:

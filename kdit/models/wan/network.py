@@ -268,14 +268,17 @@ class WanNetwork(Network):
         return self.img_in.weight.dtype
 
     def prepare_static(self, cond: Cond, shape: LatentShape) -> Static:
-        """Cross-attention keys and values, and rotary table for latents of ``shape`` (C, F, H, W).
+        """Cross-attention keys and values, what given frames add to the tokens, and rotary table for latents of
+        ``shape`` (C, F, H, W).
 
         Raises InputError for a size that is no multiple of the patch or beyond the model's range.
         """
         grid = self._grid(shape)
+        cond = {key: value.to(self.dtype) for key, value in cond.items()}
         prepared = self.context(cond)
         if self.params.in_channels > self.params.out_channels:
-            prepared["frames"] = patchify(cond["frames"], self.params.patch_size)
+            frames = patchify(cond["frames"], self.params.patch_size)
+            prepared["frames"] = self.img_in.share(frames, slice(self.params.out_channels, None), bias=False)
         ids = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in grid))
         across = 2 * (self.params.head_dim // 6)  # channels for rows, and as many for columns
         rope = rope_table(ids, (self.params.head_dim - 2 * across, across, across))
@@ -303,10 +306,11 @@ class WanNetwork(Network):
 
     def embed(self, rows: Rows) -> Streams:
         """Latents [R, C, F, H, W] to hidden video tokens; text is only met in cross-attention."""
-        patches = patchify(rows.latents, self.params.patch_size)
-        if "frames" in rows.static.rows:
-            patches = torch.cat((patches, rows.static.rows["frames"]), dim=-1)
-        return Streams(self.img_in(patches), None)
+        patches, frames = patchify(rows.latents, self.params.patch_size), rows.static.rows.get("frames")
+        if frames is None:
+            return Streams(self.img_in(patches), None)
+        img = self.img_in.share(patches, slice(self.params.out_channels), bias=True)
+        return Streams(img.add_(frames), None)
 
     def head(self, x: Streams, rows: Rows) -> Tensor:
         """Hidden video tokens to the velocity [R, C, F, H, W]."""
