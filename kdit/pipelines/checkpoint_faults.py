@@ -7,6 +7,7 @@ from functools import partial
 
 from kdit.errors import CheckpointError
 from kdit.generators.scheduler import make_scheduler
+from kdit.keys import ModelKind
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.weights.loading import check_network
 from kdit.pipelines.family_pipeline import FamilyPipeline
@@ -14,7 +15,9 @@ from kdit.pipelines.family_pipeline import FamilyPipeline
 
 def checkpoint_faults(checkpoint: Checkpoint, family: FamilyPipeline) -> list[CheckpointError]:
     """Faults of files first, then components that the pipeline needs and the folder lacks, then their settings."""
-    needed = [name for c in family.components.values() for name in (c.folder, c.tokenizer) if name is not None]
+    held = checkpoint.components
+    used = [c for c in family.components.values() if not c.optional or c.folder in held]
+    needed = [name for c in used for name in (c.folder, c.tokenizer) if name is not None]
     faults = list(checkpoint.faults())
     for name in needed:
         if name not in checkpoint.components:
@@ -22,8 +25,9 @@ def checkpoint_faults(checkpoint: Checkpoint, family: FamilyPipeline) -> list[Ch
     faults += _fault_of(lambda: make_scheduler(checkpoint.scheduler_config()))
     if faults:  # what follows reads files that must be sound for that
         return faults
-    network = checkpoint.component(family.components[family.network].folder)
-    return [*_fault_of(partial(check_network, network)), *_fault_of(partial(family.defaults, checkpoint))]
+    folders = [c.folder for key, c in family.components.items() if key.kind is ModelKind.NETWORK and c in used]
+    networks = [fault for name in folders for fault in _fault_of(partial(check_network, checkpoint.component(name)))]
+    return [*networks, *_fault_of(partial(family.defaults, checkpoint))]
 
 
 def _fault_of(check: Callable[[], object]) -> Iterator[CheckpointError]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from typing import Literal
 
 from kdit.engine.engine import Engine
 from kdit.errors import InputError
+from kdit.generators.generator_context import SkipLayers
 from kdit.keys import InferNodeType, IONodeType, ModelKey, TensorKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.nodes.core.node_context import NodeContext
@@ -47,13 +49,34 @@ class ContextBuilder(ABC):
         """Files for a READ_IMAGE node; ``_find_downstream_pin`` tells several of them apart."""
         raise InputError(f"{node_def} reads an image, but this pipeline takes none")
 
+    def image_kind(self, node_def: NodeDef) -> Literal["image", "mask"]:
+        """Whether a READ_IMAGE node reads a mask: by the pin that its output goes to."""
+        return "mask" if self._find_downstream_pin(node_def.node_id, TensorKey.IMAGE) is TensorKey.MASK else "image"
+
+    def noise_draws(self, inputs: PipelineGenerateInputs) -> tuple[str, ...]:
+        """Dtypes of what the reference draws from a sample's generator before the noise."""
+        return ()
+
+    def skip_layers(self, inputs: PipelineGenerateInputs) -> SkipLayers | None:
+        """Skip-layer guidance, if the request asks for it."""
+        return None
+
+    def notices(self, inputs: PipelineGenerateInputs) -> tuple[str, ...]:
+        """What the family's own inputs ask for and has no effect in this request."""
+        return ()
+
+    def expert_boundary(self) -> float | None:
+        """Of two experts, the first runs at timesteps from here up."""
+        return None
+
     def check_condition(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> bool:
         """Whether the node runs in this request."""
         decoded = inputs.runtime_config.output_type == "decoded"
-        if node_def.node_type is IONodeType.SAVE_IMAGE:
+        if node_def.node_type in (IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO):
             return decoded and inputs.runtime_config.save_paths is not None
         if node_def.node_type is IONodeType.FETCH_TENSOR:
-            return decoded or self._find_upstream_pin(node_def.node_id, TensorKey.IMAGE) is None
+            pixels = (self._find_upstream_pin(node_def.node_id, key) for key in (TensorKey.IMAGE, TensorKey.VIDEO))
+            return decoded or not any(pixels)
         return True
 
     def build_context(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> NodeContext:
@@ -76,25 +99,51 @@ class ContextBuilder(ABC):
                 return {"num_samples": inputs.num_samples}
             case InferNodeType.VAE_ENCODE_SPATIAL:
                 return {"seeds": inputs.seeds}
+            case InferNodeType.VAE_DECODE:
+                cut = inputs.output_size != inputs.runtime_config.size
+                return {"output_size": inputs.output_size if cut else None}
             case InferNodeType.GENERATE:
-                return {"seeds": inputs.seeds, "scheduler_config": self.checkpoint.scheduler_config()}
+                return {
+                    "seeds": inputs.seeds,
+                    "scheduler_config": self.checkpoint.scheduler_config(),
+                    "earlier_draws": self.noise_draws(inputs),
+                    "expert_boundary": self.expert_boundary(),
+                    "skip_layers": self.skip_layers(inputs),
+                    "rows_per_forward": inputs.rows_per_forward,
+                }
             case IONodeType.READ_IMAGE:
-                return {"img_paths": self.image_paths(node_def, inputs)}
+                return {"img_paths": self.image_paths(node_def, inputs), "kind": self.image_kind(node_def)}
             case IONodeType.SAVE_IMAGE:
-                paths = inputs.runtime_config.save_paths or ()
-                return {"paths": list(paths), "text": [self._file_text(inputs, i) for i in range(inputs.num_samples)]}
+                return self._save_metadata(inputs)
+            case IONodeType.SAVE_VIDEO:
+                return {**self._save_metadata(inputs), "fps": str(inputs.fps)}
             case IONodeType.FEED_TENSOR:
                 return {"key": fed_key(node_def, self.pipeline_def.edges)}
             case _:
                 return {}
+
+    def _save_metadata(self, inputs: PipelineGenerateInputs) -> dict[str, object]:
+        paths = inputs.runtime_config.save_paths or ()
+        return {"paths": list(paths), "text": [self._file_text(inputs, i) for i in range(inputs.num_samples)]}
+
+    def vae_dtype(self, inputs: PipelineGenerateInputs, folder: str = "vae") -> str:
+        """The dtype in which the autoencoder computes, and the reference draws the noise of its posterior."""
+        return inputs.execute_config.component_dtypes.get(folder, inputs.execute_config.dtype)
 
     def _file_text(self, inputs: PipelineGenerateInputs, index: int) -> dict[str, str]:
         """Settings of one sample, as a file carries them."""
         own = {**inputs.settings, "prompt": inputs.prompts[index], "seed": inputs.seeds[index]}
         if inputs.negative_prompts is not None:
             own["negative_prompt"] = inputs.negative_prompts[index]
+        if inputs.extra_inputs is not None:
+            own["extra_inputs"] = inputs.extra_inputs.of_sample(index, inputs.num_samples)
         own.pop("seeds", None)
         return {"kdit": json.dumps(own, ensure_ascii=False), "Software": f"kdit {inputs.settings['kdit_version']}"}
+
+    def _is_fed(self, key: TensorKey) -> bool:
+        """Whether the caller feeds this tensor."""
+        feeds = (node_def for node_def in self.pipeline_def.nodes if node_def.node_type is IONodeType.FEED_TENSOR)
+        return any(fed_key(node_def, self.pipeline_def.edges) is key for node_def in feeds)
 
     def _find_downstream_pin(self, node_id: int, pin: PinDef) -> PinDef | None:
         """The pin that the output ``pin`` of the node is connected to."""

@@ -1,10 +1,62 @@
-"""ExtraInputs: base of the inputs that one family alone has."""
+"""ExtraInputs: base of the inputs that one family alone has; MediaInputs: files as the command line names them."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from kdit.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraInputs:
     """Subclasses live beside their family's ContextBuilder. Every field has a default, and holds only what
-    the user gives: text, paths, numbers.
+    the user gives: text, paths, numbers. Fields whose names end in ``_path`` or ``_paths`` hold names of files. A list
+    holds an entry per sample; in a field ``..._paths`` every sample takes the whole list, unless it is one of lists.
     """
+
+    def given(self) -> dict[str, object]:
+        """What is not left at its default, by field."""
+        values = ((item, getattr(self, item.name)) for item in fields(self))
+        return {item.name: value for item, value in values if value != item.default}
+
+    def of_sample(self, index: int, num_samples: int) -> dict[str, object]:
+        """What is given for one sample of several, by field."""
+
+        def own(name: str, value: object) -> object:
+            shared = name.endswith("_paths") and not (
+                isinstance(value, list) and any(isinstance(v, list) for v in value)
+            )
+            return value[index] if isinstance(value, list) and not shared else value
+
+        given = self.given()
+        return given if num_samples == 1 else {name: own(name, value) for name, value in given.items()}
+
+    def files(self) -> tuple[str, ...]:
+        """Every file that is named, each once."""
+        named = (value for name, value in self.given().items() if name.endswith(("_path", "_paths")))
+        return tuple(dict.fromkeys(path for value in named for path in _paths(value)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaInputs:
+    """Input files in the words that all families share. A family makes its own ExtraInputs of them."""
+
+    images: tuple[str, ...] = ()
+    mask: str | None = None
+    control: str | None = None
+    last_image: str | None = None
+
+    def refuse(self, title: str, *taken: str) -> None:
+        """Raise InputError for a field that is given and that ``title`` does not take."""
+        given = [item.name for item in fields(self) if getattr(self, item.name)]
+        if left := [name for name in given if name not in taken]:
+            raise InputError(f"{title} takes no {', '.join(left)}; it takes {', '.join(taken) or 'text only'}")
+
+
+def _paths(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _paths(item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kdit.config import ExecuteConfig
 from kdit.models.checkpoint import Checkpoint
+from kdit.models.single_file.file_component import locator
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.node_def import NodeDef
 from kdit.pipelines.family_pipeline import FamilyPipeline
@@ -15,9 +16,10 @@ def loader_context(
     """Where the node's model lies, and in which dtype it is loaded."""
     assert node_def.model_key is not None
     component = pipeline.components[node_def.model_key]
+    held = checkpoint.component(component.folder)
     tokenizer = None if component.tokenizer is None else str(checkpoint.component(component.tokenizer).path)
     metadata: dict[str, object] = {
-        "path": str(checkpoint.component(component.folder).path),
+        **locator(held),
         "tokenizer_path": tokenizer,
         "dtype": execute_config.component_dtypes.get(component.folder, execute_config.dtype),
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -17,8 +19,9 @@ from kdit.engine.engine import Engine
 from kdit.errors import Cancelled, ConfigError, InputError
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
-from kdit.keys import IONodeType, RunId, TensorKey
+from kdit.keys import IONodeType, RunId, TensorKey, family_of_model
 from kdit.models.checkpoint import Checkpoint
+from kdit.models.single_file.sources import Components
 from kdit.models.weights.weight_files import raise_first
 from kdit.nodes.core.step_report import StepReport
 from kdit.nodes.infer.generate import GeneratorNode
@@ -29,12 +32,12 @@ from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.feeds import checked_feeds, spatial_feeds
 from kdit.pipelines.loader_context import loader_context
-from kdit.pipelines.memory import check_memory
+from kdit.pipelines.memory import rows_that_fit
 from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.pipeline_run import PipelineRun
-from kdit.pipelines.registry import family_pipeline
+from kdit.pipelines.registry import pipeline_of
 from kdit.pipelines.request import PipelineRequest, make_inputs, with_checkpoint_defaults
 from kdit.pipelines.result import GenerateResult
 from kdit.tensor.tensor_value import TensorData
@@ -58,7 +61,7 @@ class Pipeline:
         self.checkpoint, self.family, self.name = checkpoint, family, name
         self.execute_config, self.parallel_config, self.engine = execute_config, parallel_config, engine
         self.defaults: PipelineDefaults = with_checkpoint_defaults(family.defaults(checkpoint), checkpoint)
-        self.pipeline_def = family.build()
+        self.pipeline_def = family.build(checkpoint)
         self._graphs: dict[frozenset[TensorKey], PipelineDef] = {frozenset(): self.pipeline_def}
         self._node_ids = {node_def.node_id for node_def in self.pipeline_def.nodes}
         self._closed = self._loaded = False
@@ -72,16 +75,22 @@ class Pipeline:
         cls,
         path: str | Path,
         *,
+        components: Components | None = None,
         execute_config: ExecuteConfig | None = None,
         parallel_config: ParallelConfig | None = None,
         engine: Engine | None = None,
     ) -> Pipeline:
-        """Open a diffusers folder, or the built-in model "mini", and load its weights.
+        """Open a diffusers folder, a single file, or the built-in model "mini", and load its weights.
+
+        ``components``: a diffusers folder that supplies what a file lacks; or component -> folder, file, or None to
+        leave it out ("base": that folder). Named ones replace those of a folder too.
 
         Raises CheckpointError for files that cannot be used and UnsupportedOptionError for options that the
         family does not have, both before any weight is loaded.
         """
-        pipeline = cls.open(path, execute_config=execute_config, parallel_config=parallel_config, engine=engine)
+        pipeline = cls.open(
+            path, components=components, execute_config=execute_config, parallel_config=parallel_config, engine=engine
+        )
         pipeline.load_models()
         return pipeline
 
@@ -90,6 +99,7 @@ class Pipeline:
         cls,
         path: str | Path,
         *,
+        components: Components | None = None,
         execute_config: ExecuteConfig | None = None,
         parallel_config: ParallelConfig | None = None,
         engine: Engine | None = None,
@@ -100,8 +110,8 @@ class Pipeline:
         execute_config, parallel_config = execute_config or ExecuteConfig(), parallel_config or ParallelConfig()
         if not isinstance(path, str | Path):
             raise InputError(f"from_models takes a folder or the name of a built-in model, got {path!r}")
-        checkpoint = Checkpoint.open(path)
-        family = family_pipeline(checkpoint.pipeline_key())
+        checkpoint = Checkpoint.open(path, components)
+        family = pipeline_of(checkpoint)
         check_execute_config(family.network, execute_config)
         check_parallel_config(family.network, parallel_config)
         engine = _engine_for(engine, execute_config, parallel_config)
@@ -186,7 +196,7 @@ class Pipeline:
         _expect(runtime_config, RuntimeConfig)
         _expect(extra_inputs, ExtraInputs)
         inputs, notices = make_inputs(
-            self.defaults,
+            self._defaults_for(extra_inputs),
             self.execute_config,
             prompt,
             prompt_negative,
@@ -194,6 +204,9 @@ class Pipeline:
             runtime_config or RuntimeConfig(),
             self._model_settings(),
             network=self.family.network,
+            output=self.family.output,
+            extra_inputs=extra_inputs,
+            changes_image=self._changes_image(sample_config, extra_inputs, feeds),
             cache_config=caches,
         )
         fed = checked_feeds(feeds)
@@ -212,10 +225,13 @@ class Pipeline:
             engine=self.engine,
             vae_model_key=self.family.vae,
         )
+        notices += builder.notices(inputs)
         assert inputs.runtime_config.size is not None and inputs.sample_config.steps is not None
         shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)
-        check_memory(self.family.memory_floor(self.checkpoint, inputs), inputs, self._device())
-        self._try_schedule(inputs.sample_config.steps, shape)
+        steps = inputs.sample_config.steps
+        floor = partial(self.family.memory_floor, self.checkpoint, inputs)
+        inputs = replace(inputs, rows_per_forward=rows_that_fit(floor, inputs, self._device()))
+        self._try_schedule(steps, shape)
         return PipelineRequest(
             owner=self,
             builder=builder,
@@ -293,6 +309,26 @@ class Pipeline:
             run.count_step(report)
         return reports
 
+    def _defaults_for(self, extra: ExtraInputs | None) -> PipelineDefaults:
+        """The defaults, with the size that follows from the inputs. Raises InputError for another family's inputs."""
+        takes = self.family.extra_inputs
+        if extra is None:
+            return self.defaults
+        if takes is None or not isinstance(extra, takes):
+            title = family_of_model(self.family.network).title
+            expected = "none" if takes is None else takes.__name__
+            raise InputError(f"{title} ({self.family.key.value}) takes {expected}, got {type(extra).__name__}")
+        size = self.family.default_size(extra, self.defaults)
+        return self.defaults if size is None else replace(self.defaults, size=size)
+
+    def _changes_image(
+        self, sample: SampleConfig | None, extra: ExtraInputs | None, feeds: Mapping[TensorKey, TensorData] | None
+    ) -> bool:
+        """Whether the loop begins at an image: one that is given, or fed latents with a ``strength``."""
+        if extra is not None and self.family.changes_image(extra):
+            return True
+        return sample is not None and sample.strength is not None and TensorKey.BASE_LATENT in (feeds or {})
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError(f"this pipeline of {self.name} is closed; open another with Pipeline.from_models")
@@ -319,6 +355,7 @@ class Pipeline:
             "model": self.name,
             "model_version": info.version,
             "model_hash": self.model_hash,
+            **({"components": dict(self.checkpoint.supplied)} if self.checkpoint.supplied else {}),
             "pipeline": self.family.key.value,
         }
 

@@ -173,10 +173,12 @@ class PipelineRun:
                 logger.warning("%s: %s", self.run_id, notice)
 
     def _collect(self) -> GenerateResult:
-        pixels, latents = self._fetched(TensorKey.IMAGE), self._fetched(TensorKey.LATENTS)
+        pixels, video = self._fetched(TensorKey.IMAGE), self._fetched(TensorKey.VIDEO)
+        latents = self._fetched(TensorKey.LATENTS)
         assert latents is not None, "the graph fetches no latents"
         return GenerateResult(
-            pixels=pixels,
+            pixels=video[:, 0] if video is not None and video.shape[1] == 1 else pixels,
+            video=video,
             latents=self._latent_form.to_public(latents),
             seeds=self.inputs.seeds,
             settings=copy.deepcopy(self.inputs.settings),  # a request may run again

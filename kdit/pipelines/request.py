@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 
 from kdit.config import CacheConfig, ExecuteConfig, RuntimeConfig, SampleConfig
-from kdit.config.runtime_config import MAX_SEED
+from kdit.config.runtime_config import MAX_SEED, Fit, frame_rate
 from kdit.errors import InputError, UnsupportedOptionError
-from kdit.generators.registry import generator_def
+from kdit.generators.registry import generator_def, generator_keys
 from kdit.keys import ModelKey, TensorKey, family_of_model
+from kdit.media.formats import OutputKind, check_output
 from kdit.models.checkpoint import Checkpoint
-from kdit.output_file import check_writable
 from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.prompts import per_sample, prompt_list
@@ -39,6 +42,8 @@ def with_checkpoint_defaults(defaults: PipelineDefaults, checkpoint: Checkpoint)
     """The family's defaults with those that the checkpoint's kdit.json states."""
     stated = checkpoint.info.defaults
     given = {item.name: getattr(stated, item.name) for item in fields(stated)}
+    if stated.cfg_scale is not None:  # it counts for a second expert too
+        defaults = replace(defaults, cfg_scale_2=None)
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -52,18 +57,23 @@ def make_inputs(
     model_settings: dict[str, object],
     *,
     network: ModelKey,
+    output: OutputKind,
+    extra_inputs: ExtraInputs | None = None,
+    changes_image: bool = False,
     cache_config: tuple[CacheConfig, ...] | None = None,
 ) -> tuple[PipelineGenerateInputs, list[str]]:
     """Effective inputs, and notices about settings that have no effect. Raises InputError."""
     prompts = prompt_list(prompt)
     sample, notices = _effective_sample(defaults, sample_config, network)
+    sample = replace(sample, strength=_strength(sample.strength, defaults, network, changes_image=changes_image))
     negatives = _negatives(prompt_negative, len(prompts), sample, notices)
     size = runtime_config.size or defaults.size
-    _check_size(size, defaults.size_multiple)
-    if runtime_config.frame_num not in (None, 1):
-        raise InputError(f"frame_num is {runtime_config.frame_num}, but this pipeline makes single pictures")
+    made_size = size_to_make(size, defaults, runtime_config.fit)
+    frames = runtime_config.frame_num or defaults.frame_num
+    made_frames = _frames_to_make(frames, defaults, runtime_config.fit)
+    fps = _frame_rate(runtime_config, defaults, notices)
     seeds = _seeds(runtime_config.seed, len(prompts))
-    _check_save_paths(runtime_config, len(prompts))
+    _check_save_paths(runtime_config, len(prompts), output, size=(size[0], size[1]), num_frames=frames, fps=fps)
     settings: dict[str, object] = {
         "kdit_version": __version__,
         **model_settings,
@@ -71,10 +81,17 @@ def make_inputs(
         "negative_prompt": None if negatives is None else _one_or_list(negatives),
         "seeds": list(seeds),
         "size": list(size),
+        "frame_num": frames,
+        "fps": None if fps is None else str(fps),
+        "fit": runtime_config.fit,
         "steps": sample.steps,
         "guidance_scale": sample.guidance_scale,
         "cfg_scale": sample.cfg_scale,
+        "cfg_scale_2": sample.cfg_scale_2,
+        "strength": sample.strength,
         "max_sequence_length": sample.max_sequence_length,
+        "extra_inputs": {} if extra_inputs is None else extra_inputs.given(),
+        "input_files": {} if extra_inputs is None else {path: file_hash(path) for path in extra_inputs.files()},
         "dtype": execute_config.dtype,
         "component_dtypes": dict(execute_config.component_dtypes),
         "modulation": execute_config.modulation,
@@ -85,9 +102,13 @@ def make_inputs(
         negative_prompts=negatives,
         seeds=seeds,
         sample_config=sample,
-        runtime_config=replace(runtime_config, size=size, seed=seeds),
+        runtime_config=replace(runtime_config, size=made_size, frame_num=made_frames, seed=seeds),
+        output_size=(size[0], size[1]),
+        output_frames=frames,
+        fps=fps,
         execute_config=execute_config,
         cache_config=cache_config,
+        extra_inputs=extra_inputs,
         settings=settings,
     )
     return inputs, notices
@@ -106,21 +127,49 @@ def _effective_sample(defaults: PipelineDefaults, given: SampleConfig, key: Mode
             f"guidance_scale {given.guidance_scale:g} has no effect: this {title} checkpoint has no embedded guidance"
         )
         guidance = None
+    cfg_scale = defaults.cfg_scale if given.cfg_scale is None else given.cfg_scale
     if given.cfg_scale_2 is not None:
-        raise UnsupportedOptionError("cfg_scale_2 is for models with a second expert; this one has one network")
+        if not defaults.has_second_expert:
+            raise UnsupportedOptionError("cfg_scale_2 is for models with a second expert; this one has one network")
+        if cfg_scale <= 1:
+            notices.append(
+                f"cfg_scale_2 {given.cfg_scale_2:g} has no effect: cfg_scale is {cfg_scale:g}; it counts above 1"
+            )
     max_length = given.max_sequence_length or defaults.max_sequence_length
-    if max_length > defaults.max_sequence_limit:
-        raise InputError(
-            f"max_sequence_length is {max_length}, but this model takes at most {defaults.max_sequence_limit} tokens"
-        )
+    low, high = defaults.min_sequence_length, defaults.max_sequence_limit
+    if not low <= max_length <= high:
+        expected = f"exactly {high}" if low == high else f"from {low} to {high}"
+        raise InputError(f"max_sequence_length is {max_length}, but this model takes {expected} tokens")
     effective = replace(
         given,
         steps=given.steps or defaults.steps,
         guidance_scale=guidance,
-        cfg_scale=defaults.cfg_scale if given.cfg_scale is None else given.cfg_scale,
+        cfg_scale=cfg_scale,
+        cfg_scale_2=_second_scale(defaults, given, cfg_scale),
         max_sequence_length=max_length,
     )
     return effective, notices
+
+
+def _second_scale(defaults: PipelineDefaults, given: SampleConfig, cfg_scale: float) -> float | None:
+    """A second expert's own default counts only together with the first's."""
+    if given.cfg_scale_2 is not None or not defaults.has_second_expert:
+        return given.cfg_scale_2
+    own = defaults.cfg_scale_2 if given.cfg_scale is None else None
+    return cfg_scale if own is None else own
+
+
+def _strength(given: float | None, defaults: PipelineDefaults, key: ModelKey, *, changes_image: bool) -> float | None:
+    """How much of an image is changed; None if none is."""
+    if given is not None and defaults.strength is None:
+        others = {family_of_model(k).title for k in generator_keys() if generator_def(k).capabilities.image_strength}
+        raise UnsupportedOptionError(
+            f"strength: this pipeline of {family_of_model(key).title} does not begin at an image; "
+            f"families that do: {', '.join(sorted(others)) or 'none'}"
+        )
+    if given is not None and not changes_image:
+        raise InputError(f"strength is {given:g}, but there is no image to change; give one, or leave strength out")
+    return (defaults.strength if given is None else given) if changes_image else None
 
 
 def _negatives(
@@ -152,16 +201,67 @@ def _seeds(given: int | tuple[int, ...] | None, num_samples: int) -> tuple[int, 
     return tuple(first + i for i in range(num_samples))
 
 
-def _check_size(size: tuple[int, int], multiple: int) -> None:
-    if all(n % multiple == 0 for n in size):
-        return
+def size_to_make(size: tuple[int, int], defaults: PipelineDefaults, fit: Fit) -> tuple[int, int]:
+    """The size that the network makes for a requested (width, height). Raises InputError naming the nearest ones."""
+    multiple, limit = defaults.size_multiple, defaults.max_side
+    if limit is not None and max(size) > limit:
+        raise InputError(f"size {size[0]}x{size[1]}: this model makes at most {limit} pixels along each side")
+    larger = tuple(-(-n // multiple) * multiple for n in size)
+    if larger == tuple(size) or (fit != "reject" and (limit is None or max(larger) <= limit)):
+        return larger[0], larger[1]
     width, height = (max(multiple, round(n / multiple) * multiple) for n in size)
     raise InputError(
-        f"size {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {width}x{height}"
+        f"size {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {width}x{height} "
+        '(or fit "pad" or "crop": the next larger size is made and cut)'
     )
 
 
-def _check_save_paths(config: RuntimeConfig, num_samples: int) -> None:
+def _frames_to_make(frames: int | None, defaults: PipelineDefaults, fit: Fit) -> int | None:
+    """The number of frames that the network makes: a multiple of ``frame_step``, and one."""
+    if defaults.frame_num is None:
+        if frames not in (None, 1):
+            raise InputError(f"frame_num is {frames}, but this pipeline makes single pictures")
+        return None
+    assert frames is not None
+    step = defaults.frame_step
+    over = (frames - 1) % step
+    if over == 0:
+        return frames
+    lower, higher = frames - over, frames - over + step
+    if fit != "reject":
+        return higher
+    raise InputError(
+        f"frame_num is {frames}, but this model makes {step} n + 1 frames; nearest: {lower} or {higher} "
+        '(or fit "pad" or "crop": the next larger number is made and cut)'
+    )
+
+
+def _frame_rate(config: RuntimeConfig, defaults: PipelineDefaults, notices: list[str]) -> Fraction | None:
+    if defaults.fps is None:
+        if config.fps is not None:
+            notices.append(f"fps {config.fps} has no effect: this pipeline makes single pictures")
+        return None
+    return frame_rate(defaults.fps if config.fps is None else config.fps)
+
+
+def file_hash(path: str) -> str:
+    """SHA-256 of an input file, by which a remake notices that it changed. Raises InputError."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"input file {path!r} cannot be read: {error.strerror or error}") from error
+
+
+def _check_save_paths(
+    config: RuntimeConfig,
+    num_samples: int,
+    output: OutputKind,
+    *,
+    size: tuple[int, int],
+    num_frames: int | None,
+    fps: Fraction | None,
+) -> None:
     if config.save_paths is None:
         return
     if config.output_type != "decoded":
@@ -172,4 +272,4 @@ def _check_save_paths(config: RuntimeConfig, num_samples: int) -> None:
     if len(set(places)) != len(places):
         raise InputError(f"save_paths must differ, got {', '.join(config.save_paths)}")
     for path in config.save_paths:
-        check_writable(path)
+        check_output(path, output, size=size, num_frames=num_frames, fps=fps)

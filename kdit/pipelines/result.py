@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class GenerateResult:
     """Pictures, latents and how they came about."""
 
-    pixels: Tensor | None  # [B, H, W, 3] float32 in [0, 1]; None if the request stopped at the latents
+    pixels: Tensor | None  # [B, H, W, 3] float32 in [0, 1]; None for videos, and if the request stopped at the latents
     latents: Tensor  # as diffusers returns them for output_type="latent"
     seeds: tuple[int, ...]
     settings: dict[str, object]  # effective settings, model and its hash, JSON-able
     timings: dict[str, float]  # seconds by stage
     notices: tuple[str, ...]  # what was asked for and had no effect, what was cut
-    video: Tensor | None = None  # [B, F, H, W, 3]; families that make video
+    video: Tensor | None = None  # [B, F, H, W, 3] float32 in [0, 1]; families that make video
     audio: Tensor | None = None  # [B, channels, samples]; families that make sound
 
     @cached_property

@@ -1,17 +1,27 @@
 """verify: how a recorded call of FluxPipeline becomes a request."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from kdit.cli.verify.call_mapping import Request, has_pipeline, mapping_of
-from kdit.cli.verify.case import Seed
+from kdit.cli.verify.case import ImageFile, Seed
 from kdit.cli.verify.pipeline_stages import COMPANION_PROMPTS, companion
 from kdit.config import SampleConfig
 from kdit.errors import InputError
 from kdit.keys import TensorKey
+from kdit.pipelines.context_builders.flux import (
+    FluxControlExtraInputs,
+    FluxExtraInputs,
+    FluxFillExtraInputs,
+    FluxKontextExtraInputs,
+    FluxTextInputs,
+)
 from tests.cli.cases import make_case
 
 GUIDED, UNGUIDED = {"guidance_embeds": True}, {"guidance_embeds": False}
+PICTURE = ImageFile(Path("in.png"))
 CALL = {"prompt": "a red fox", "height": 64, "width": 96, "num_inference_steps": 3, "generator": Seed(5)}
 
 
@@ -142,10 +152,11 @@ def test_without_seed_latents_and_draw_there_is_nothing_to_repeat() -> None:
 
 def test_branches_are_compared_with_their_own_calls() -> None:
     tensors = {
-        f"denoiser.transformer.call{i}.{key}": torch.full((1,), float(i))
+        f"denoiser.transformer.call{i}.{key}": torch.full((1, 1, 1), float(i))
         for i in (0, 1)
         for key in ("in.encoder_hidden_states", "in.pooled_projections", "out")
     }
+    tensors["latents"] = torch.zeros(1, 1, 1)
     case = make_case({**CALL, "negative_prompt": "n", "true_cfg_scale": 2.0}, tensors)
     mapping = mapping_of("FluxPipeline")
     request = mapping.request(case, GUIDED)
@@ -161,11 +172,108 @@ def test_branches_are_compared_with_their_own_calls() -> None:
     assert mapping.denoiser_calls(request, 3) == {"transformer": 6}
 
 
+# ---- calls with images
+
+
+def image_request(pipeline: str, **call: object) -> Request:
+    return mapping_of(pipeline).request(make_case({**CALL, **call}, pipeline=pipeline), GUIDED)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "arguments", "extra", "sample"),
+    [
+        (
+            "FluxImg2ImgPipeline",
+            {"image": PICTURE, "strength": 0.4, "prompt_2": "two"},
+            FluxExtraInputs(image_path="in.png", prompt_2="two"),
+            {"strength": 0.4, "guidance_scale": 7.0},
+        ),
+        (
+            "FluxFillPipeline",
+            {"image": [PICTURE, PICTURE], "mask_image": PICTURE, "prompt": ["a", "b"], "generator": [Seed(1), Seed(2)]},
+            FluxFillExtraInputs(image_path=["in.png"] * 2, mask_path="in.png"),
+            {"strength": 1.0, "guidance_scale": 30.0},
+        ),
+        (
+            "FluxControlPipeline",
+            {"control_image": PICTURE},
+            FluxControlExtraInputs(control_path="in.png"),
+            {"strength": None, "guidance_scale": 3.5},
+        ),
+        (
+            "FluxKontextPipeline",
+            {"image": PICTURE, "_auto_resize": False, "max_area": 64 * 96},
+            FluxKontextExtraInputs(image_paths="in.png", auto_resize=False),
+            {"strength": None, "guidance_scale": 3.5},
+        ),
+    ],
+)
+def test_images_are_extra_inputs(
+    pipeline: str, arguments: dict[str, object], extra: FluxTextInputs, sample: dict[str, object]
+) -> None:
+    request = image_request(pipeline, **arguments)
+    assert request.extra_inputs == extra and request.feeds is None
+    assert {name: getattr(request.sample_config, name) for name in sample} == sample
+    assert request.runtime_config.size == (96, 64)
+
+
+def test_steps_of_fill_are_those_of_the_reference() -> None:
+    call = {key: value for key, value in CALL.items() if key != "num_inference_steps"}
+    case = make_case({**call, "image": PICTURE, "mask_image": PICTURE}, pipeline="FluxFillPipeline")
+    assert mapping_of("FluxFillPipeline").request(case, GUIDED).sample_config.steps == 50
+
+
+@pytest.mark.parametrize(
+    ("asked", "area", "made"),
+    [((96, 64), 64 * 96, (96, 64)), ((512, 512), 1024**2, (1024, 1024)), ((64, 96), 9000, (64, 112))],
+)
+def test_kontext_makes_the_area_in_the_shape_that_is_asked_for(
+    asked: tuple[int, int], area: int, made: tuple[int, int]
+) -> None:
+    request = image_request("FluxKontextPipeline", width=asked[0], height=asked[1], max_area=area)
+    assert request.runtime_config.size == made
+
+
+def test_a_batch_of_kontext_images_cannot_be_expressed() -> None:
+    with pytest.raises(InputError, match="a list of images is a batch"):
+        image_request("FluxKontextPipeline", image=[PICTURE, PICTURE])
+
+
+def test_where_noise_is_fed_so_is_the_last_posterior() -> None:
+    draws = [{"key": f"noise.{i}", "by": by} for i, by in enumerate(("vae", "pipeline_flux_fill", "vae"))]
+    tensors = {f"noise.{i}": torch.full((2, 4, 8, 12), float(i)) for i in range(3)}
+    call = {**CALL, "prompt": ["a", "b"], "image": PICTURE, "mask_image": PICTURE}
+    case = make_case(call, tensors, pipeline="FluxFillPipeline", draws=tuple(draws))
+    feeds = mapping_of("FluxFillPipeline").request(case, GUIDED).feeds
+    assert feeds is not None and set(feeds) == {TensorKey.NOISE, TensorKey.POSTERIOR_NOISE}
+    assert float(feeds[TensorKey.NOISE][0, 0, 0, 0]) == 1 and float(feeds[TensorKey.POSTERIOR_NOISE][0, 0, 0, 0]) == 2  # type: ignore[call-overload]
+
+
+def test_tokens_and_channels_of_images_are_not_compared() -> None:
+    tensors = {
+        "latents": torch.zeros(1, 24, 16),
+        "denoiser.transformer.call0.in.hidden_states": torch.arange(30.0)[None, :, None] + torch.arange(20) / 100,
+        "denoiser.transformer.call0.out": torch.arange(30.0)[None, :, None].expand(1, 30, 16),
+    }
+    case = make_case({**CALL, "image": PICTURE}, tensors, pipeline="FluxKontextPipeline")
+    mapping = mapping_of("FluxKontextPipeline")
+    initial = mapping.initial_latents(case)
+    assert initial.shape == (1, 24, 16) and float(initial.max()) == pytest.approx(23.15)
+    ((_, output),) = mapping.first_outputs(case, mapping.request(case, GUIDED))
+    assert output.shape == (1, 24, 16)
+
+
+@pytest.mark.parametrize("call", [{"image": "in.png"}, {"image": [PICTURE, 3]}, {"_auto_resize": 1}])
+def test_an_image_argument_of_another_kind_is_refused_by_name(call: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"argument {next(iter(call))} must be"):
+        image_request("FluxKontextPipeline", **call)
+
+
 def test_only_known_classes_have_a_pipeline() -> None:
     assert has_pipeline("FluxPipeline")
-    assert not has_pipeline("WanPipeline")
-    with pytest.raises(InputError, match="no pipeline for WanPipeline"):
-        mapping_of("WanPipeline")
+    assert not has_pipeline("FluxInpaintPipeline")
+    with pytest.raises(InputError, match="no pipeline for FluxInpaintPipeline"):
+        mapping_of("FluxInpaintPipeline")
 
 
 def test_a_companion_differs_in_everything_but_shapes() -> None:

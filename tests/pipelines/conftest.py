@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from kdit import Pipeline
 
@@ -23,6 +25,20 @@ def dev(dev_folder: Path) -> Pipeline:
 @pytest.fixture(scope="session")
 def schnell(reference_family: Callable[[str], Path]) -> Pipeline:
     return Pipeline.from_models(reference_family("flux_schnell") / "model")
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., str]:
+    """Writes an array, or random pixels of a size, and gives the path."""
+
+    def write(name: str, pixels: np.ndarray | tuple[int, int], seed: int = 0) -> str:
+        if isinstance(pixels, tuple):
+            width, height = pixels
+            pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+        return str(tmp_path / name)
+
+    return write
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,7 @@ def test_a_feed_that_nobody_reads_is_refused(dev: Pipeline) -> None:
         ({TensorKey.NOISE: torch.full(NOISE_SHAPE, float("nan"))}, "NOISE holds NaN"),
         ({TensorKey.NOISE: torch.zeros(2, 4, 6, 4)}, "NOISE holds 2 samples, expected 1"),
         ({TensorKey.LATENTS: torch.zeros(2, 6, 16)}, "LATENTS holds 2 samples, expected 1"),
-        ({TensorKey.BASE_LATENT: torch.ones(NOISE_SHAPE)}, "takes only its shape"),
+        ({TensorKey.BASE_LATENT: torch.ones(NOISE_SHAPE)}, "only its shape is read"),
         ({TensorKey.AUX_LATENT: torch.zeros(1)}, r"FLUX\.1 takes no AUX_LATENT"),
         ({TensorKey.VACE_CONTEXT: torch.zeros(1)}, r"FLUX\.1 takes no VACE_CONTEXT"),
         ({TensorKey.POSITIVE: [torch.zeros(1, 12, 57), torch.zeros(1, 96)]}, r"\[B, L, 56\].*\(1, 12, 57\)"),

@@ -99,7 +99,7 @@ def test_a_dropped_pipeline_gives_its_models_back(dev: Pipeline, dev_folder: Pat
     pipe = Pipeline.from_models(dev_folder)
     make(pipe, feeds={TensorKey.NOISE: torch.zeros(1, 6, 16)})
     make(pipe, feeds={TensorKey.NOISE: torch.ones(1, 6, 16)})
-    assert len(executor._node_cache) == len(nodes) + 4 + 6 + 1  # loaders, graph, one feed node for both calls
+    assert len(executor._node_cache) == len(nodes) + 4 + 7 + 1  # loaders, graph, one feed node for both calls
     del pipe
     drain(dev)
     assert executor._model_pool.keys() == models and set(executor._node_cache) == nodes

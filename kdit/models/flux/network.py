@@ -1,6 +1,7 @@
 """FLUX.1: a rectified-flow transformer with joint text-image attention (Black Forest Labs 2024)."""
 
-# R rows, Li image tokens, Lt text tokens, L = Lt + Li, D hidden size, H heads, K head dim (D = H K)
+# R rows, Li image tokens, Lt text tokens, Lr tokens of reference pictures, L = Lt + Li + Lr, D hidden size, H heads,
+# K head dim (D = H K). The image stream holds the image tokens, then the references.
 # mod [R, n, D]: n modulation vectors of a block for each row; scales are stored as 1 + scale
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class DoubleBlock(nn.Module):
         txt_qkv = self.txt.qkv(modulate(txt, t_shift, t_scale)).unflatten(-1, (3, self.num_heads, -1))
         qk = torch.cat((self.txt.norm(txt_qkv[:, :, :2]), self.img.norm(img_qkv[:, :, :2])), dim=1)
         v = torch.cat((txt_qkv[:, :, 2], img_qkv[:, :, 2]), dim=1)
-        q, k = apply_rope(qk, rows.static.shared["rope"]).unbind(2)
+        q, k = apply_rope(qk, rotations(rows, qk.shape[1])).unbind(2)
         attn = joint_attention(q, k, v, rows, self.ops)
         txt_attn, img_attn = attn.split((txt.shape[1], img.shape[1]), dim=1)
 
@@ -96,7 +97,7 @@ class DoubleBlock(nn.Module):
 class SingleBlock(nn.Module):
     """Image and text as one sequence; attention and MLP side by side (Dehghani et al. 2023).
 
-    ``last``: nobody reads the text tokens after this block, so of them only keys and values are computed.
+    ``last``: nobody reads text and references after this block, so of them only keys and values are computed.
     """
 
     def __init__(self, params: FluxParams, ops: OpSet, *, last: bool) -> None:
@@ -113,13 +114,11 @@ class SingleBlock(nn.Module):
         assert txt is not None
         shift, scale, gate = mod.split(1, dim=1)
         if self.last:
-            return Streams(
-                self._image_only(img, modulate(txt, shift, scale), modulate(img, shift, scale), gate, rows), None
-            )
+            return Streams(self._image_only(x, shift, scale, gate, rows), None)
         joint = torch.cat((txt, img), dim=1)
         qkv, mlp = self.linear1(modulate(joint, shift, scale)).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
         qkv = qkv.unflatten(-1, (3, self.num_heads, -1))
-        q, k = apply_rope(self.norm(qkv[:, :, :2]), rows.static.shared["rope"]).unbind(2)
+        q, k = apply_rope(self.norm(qkv[:, :, :2]), rotations(rows, joint.shape[1])).unbind(2)
         joint = torch.addcmul(joint, gate, self._merge(joint_attention(q, k, qkv[:, :, 2], rows, self.ops), mlp))
         txt, img = joint.split((txt.shape[1], img.shape[1]), dim=1)
         return Streams(img, txt)
@@ -127,24 +126,35 @@ class SingleBlock(nn.Module):
     def _merge(self, attn: Tensor, mlp: Tensor) -> Tensor:
         return self.linear2(torch.cat((attn, gelu_tanh(mlp)), dim=-1))
 
-    def _image_only(self, img: Tensor, txt_in: Tensor, img_in: Tensor, gate: Tensor, rows: Rows) -> Tensor:
-        qkv, mlp = self.linear1(img_in).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
+    def _image_only(self, x: Streams, shift: Tensor, scale: Tensor, gate: Tensor, rows: Rows) -> Tensor:
+        assert x.txt is not None
+        num_txt, num_img = x.txt.shape[1], rows.latents.shape[1]
+        img, ref = x.img[:, :num_img], x.img[:, num_img:]
+        qkv, mlp = self.linear1(modulate(img, shift, scale)).split((3 * self.dim, MLP_RATIO * self.dim), dim=-1)
         qkv = qkv.unflatten(-1, (3, self.num_heads, -1))
         keys_values = slice(self.dim, 3 * self.dim)
-        txt_kv = linear(txt_in, self.linear1.weight[keys_values], self.linear1.bias[keys_values], ops=self.ops)
-        txt_k, txt_v = txt_kv.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
-        num_txt, table = txt_in.shape[1], rows.static.shared["rope"]
-        q, img_k = apply_rope(self.norm(qkv[:, :, :2]), table[num_txt:]).unbind(2)
-        k = torch.cat((apply_rope(self.norm.keys(txt_k), table[:num_txt, 0]), img_k), dim=1)
-        v = torch.cat((txt_v, qkv[:, :, 2]), dim=1)
+        others = modulate(torch.cat((x.txt, ref), dim=1), shift, scale)
+        others = linear(others, self.linear1.weight[keys_values], self.linear1.bias[keys_values], ops=self.ops)
+        other_k, other_v = others.unflatten(-1, (2, self.num_heads, -1)).unbind(2)
+        table = rotations(rows, num_txt + x.img.shape[1])
+        txt_at, img_at, ref_at = table.split((num_txt, num_img, ref.shape[1]), dim=1)
+        q, img_k = apply_rope(self.norm(qkv[:, :, :2]), img_at).unbind(2)
+        other_k = apply_rope(self.norm.keys(other_k), torch.cat((txt_at, ref_at), dim=1)[:, :, 0])
+        k = torch.cat((other_k[:, :num_txt], img_k, other_k[:, num_txt:]), dim=1)
+        v = torch.cat((other_v[:, :num_txt], qkv[:, :, 2], other_v[:, num_txt:]), dim=1)
         return torch.addcmul(img, gate, self._merge(joint_attention(q, k, v, rows, self.ops), mlp))
 
 
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, ops: OpSet) -> Tensor:
-    """q [R, Lq, H, K], the last Lq tokens; k and v [R, L, H, K] -> [R, Lq, D]."""
-    return attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout=rows.layout, role=Role.JOINT, ops=ops
-    )
+    """q [R, Lq, H, K]; k and v [R, L, H, K] -> [R, Lq, D]."""
+    layout = rows.layout._replace(padded=k.shape[1])
+    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout=layout, role=Role.JOINT, ops=ops)
+
+
+def rotations(rows: Rows, length: int) -> Tensor:
+    """The rotary table of the first ``length`` joint tokens, [1 or R, length, 1, 1, K/2]: references differ by row."""
+    static = rows.static
+    return (static.rows if "rope" in static.rows else static.shared)["rope"][:, :length]
 
 
 def qk_scale(target: str, query: str, key: str) -> WeightRule:
@@ -155,6 +165,10 @@ def qk_scale(target: str, query: str, key: str) -> WeightRule:
 class FluxNetwork(Network):
     """The transformer. Conditioning: ``txt`` [R, Lt, joint_attention_dim], ``pooled`` [R, pooled_projection_dim]
     and, if the model is guidance-distilled, ``guidance`` [R].
+
+    ``channels`` [R, Li, c]: what no step changes of the image tokens' input, after the c0 channels of the latents.
+    ``ref`` [R, Lr, in_channels] and ``ref_ids`` [R, Lr, 3]: tokens of reference pictures and their coordinates,
+    padded where the first coordinate is 0.
     """
 
     def __init__(self, params: FluxParams, ops: OpSet) -> None:
@@ -188,14 +202,31 @@ class FluxNetwork(Network):
         return self.img_in.weight.dtype
 
     def prepare_static(self, cond: Cond, shape: LatentShape) -> Static:
-        """Project the text and make the rotary table for latents of ``shape`` (C, H, W), packed 2x2."""
-        txt = self.txt_in(cond["txt"])
+        """Project what is given beside the latents; make the rotary table for latents of ``shape`` (C, H, W)."""
+        static = {"txt": self.txt_in(cond["txt"])}
+        num_rows, num_txt, _ = static["txt"].shape
         _, height, width = shape
-        ids = position_ids(txt.shape[1], height // 2, width // 2, txt.device)
-        table = rope_table(ids, self.params.axes_dims_rope)[:, None, None]  # [L, 1, 1, K/2]
-        num_rows, num_tokens = txt.shape[0], ids.shape[0]
-        layout = SeqLayout((num_tokens - txt.shape[1],) * num_rows, (txt.shape[1],) * num_rows, num_tokens)
-        return Static(layout, {"txt": txt}, {"rope": table})
+        ids = position_ids(num_txt, height // 2, width // 2, static["txt"].device)
+        if "channels" in cond:
+            static["channels"] = self._embed_channels(cond["channels"])
+        num_img, layout_txt = ids.shape[0] - num_txt, (num_txt,) * num_rows
+        if "ref" not in cond:
+            layout = SeqLayout((num_img,) * num_rows, layout_txt, ids.shape[0])
+            return Static(layout, static, {"rope": self._rotations(ids)[None]})
+        num_ref = cond["ref_ids"][..., 0].count_nonzero(dim=1).tolist()
+        longest, padded = max(num_ref), cond["ref"].shape[1]
+        static["ref"] = F.pad(self.img_in(cond["ref"][:, :longest]), (0, 0, 0, padded - longest))
+        all_ids = torch.cat((ids.expand(num_rows, -1, -1), cond["ref_ids"].to(ids)), dim=1)
+        static["rope"] = torch.stack([self._rotations(own) for own in all_ids])
+        layout = SeqLayout(tuple(num_img + n for n in num_ref), layout_txt, all_ids.shape[1], num_txt)
+        return Static(layout, static)
+
+    def _rotations(self, ids: Tensor) -> Tensor:
+        return rope_table(ids, self.params.axes_dims_rope)[:, None, None]  # [L, 1, 1, K/2]
+
+    def _embed_channels(self, channels: Tensor) -> Tensor:
+        num_latent = self.params.in_channels - channels.shape[-1]
+        return linear(channels, self.img_in.weight[:, num_latent:], self.img_in.bias, ops=self.ops)
 
     def prepare_mod(self, timesteps: Tensor, cond: Cond) -> ModTable:
         """Modulation vectors of the times ``timesteps`` [steps], 0 to 1, in the latents' dtype."""
@@ -222,13 +253,22 @@ class FluxNetwork(Network):
         )
 
     def embed(self, rows: Rows) -> Streams:
-        """Packed latents [R, Li, 4C] to hidden image tokens; the text comes projected."""
-        return Streams(self.img_in(rows.latents), rows.static.rows["txt"])
+        """Packed latents [R, Li, 4C] to hidden image tokens, references after them; the text comes projected."""
+        static, latents = rows.static.rows, rows.latents
+        if "channels" in static:
+            weight = self.img_in.weight[:, : latents.shape[-1]]
+            img = linear(latents, weight, None, ops=self.ops) + static["channels"]
+        else:
+            img = self.img_in(latents)
+        if "ref" in static:
+            longest = max(rows.layout.img) - img.shape[1]  # of these rows, which may be shorter than what was padded
+            img = torch.cat((img, static["ref"][:, :longest]), dim=1)
+        return Streams(img, static["txt"])
 
     def head(self, x: Streams, rows: Rows) -> Tensor:
         """Hidden image tokens to the velocity [R, Li, out_channels]."""
         scale, shift = rows.mod[-1].split(1, dim=1)
-        return self.img_out(modulate(x.img, shift, scale))
+        return self.img_out(modulate(x.img[:, : rows.latents.shape[1]], shift, scale))
 
     rules = (
         *plain("img_in", "x_embedder"),
@@ -284,6 +324,7 @@ class FluxNetwork(Network):
         *plain("head_mod", "norm_out.linear"),
         *plain("img_out", "proj_out"),
     )
+    streamed = ("time_in", "guidance_in", "vector_in", "double_mods", "single_mods", "head_mod")
 
 
 def position_ids(num_text: int, height: int, width: int, device: torch.device) -> Tensor:

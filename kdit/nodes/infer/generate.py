@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor
 
 from kdit.errors import InputError
 from kdit.generators.denoise_state import DenoiseState
-from kdit.generators.generator_context import AuxLatent, BaseLatent, GeneratorInferContext
+from kdit.generators.generator_context import AuxLatent, BaseLatent, GeneratorInferContext, SkipLayers
 from kdit.generators.generator_runner import GeneratorRunner
 from kdit.generators.registry import generator_def
 from kdit.keys import InferNodeType, ModelKey, ModelKind, TensorKey
@@ -30,6 +31,11 @@ class GenerateSettings:
 
     seeds: tuple[int, ...]  # one per sample
     scheduler_config: dict[str, object]
+    earlier_draws: tuple[str, ...] = ()  # dtypes of what each sample's generator has drawn before the noise
+    expert_boundary: float | None = None  # of two experts, the first runs at timesteps from here up
+    skip_layers: SkipLayers | None = None
+    rows_per_forward: int | None = None  # None: all rows in one
+    aux_of_samples: tuple[tuple[int, ...], ...] | None = None  # positions in AUX_LATENT of each sample's own tensors
 
 
 @InferNodeFactory.register(InferNodeType.GENERATE, ModelKey.of_kind(ModelKind.NETWORK))
@@ -53,27 +59,33 @@ class GeneratorNode(SteppableNode):
         assert sample_config is not None and execute_config is not None and device is not None
         num_samples = len(settings.seeds)
         positive, negative = _tensors(pins, TensorKey.POSITIVE), _tensors(pins, TensorKey.NEGATIVE)
-        base, noise = _tensor(pins, TensorKey.BASE_LATENT), _tensor(pins, TensorKey.NOISE)
-        if not positive or base is None:
+        base, noise = _tensors(pins, TensorKey.BASE_LATENT), _tensor(pins, TensorKey.NOISE)
+        if not positive or not base:
             missing = "BASE_LATENT" if positive else "POSITIVE"
             raise InputError(f"GENERATE has no {missing}; connect the node that makes it, or feed it")
         _check_samples(TensorKey.POSITIVE, positive, num_samples)
         _check_samples(TensorKey.NEGATIVE, negative, num_samples)
-        _check_samples(TensorKey.BASE_LATENT, [base], num_samples)
+        _check_samples(TensorKey.BASE_LATENT, base, num_samples)
+        if len(base) > 2:
+            raise InputError(f"BASE_LATENT of GENERATE is a latent, or a latent and a mask; got {len(base)} tensors")
         aux = pins.get_tensor(TensorKey.AUX_LATENT)
-        network = cast(Network, pins.get_model())
         model_key = pins.node_def.model_key
         assert model_key is not None
+        keys = (model_key, *pins.node_def.models)
         ctx = GeneratorInferContext(
             run=pins.run,
-            networks={model_key: network},
+            networks={key: cast(Network, pins.get_model(key)) for key in keys},
             positive=positive,
             negative=negative or None,
-            base_latent=BaseLatent(base),
-            aux_latent=None if aux is None else AuxLatent(aux.data),
+            base_latent=BaseLatent(*base),
+            aux_latent=None if aux is None else AuxLatent(aux.data, settings.aux_of_samples),
             vace_context=_tensor(pins, TensorKey.VACE_CONTEXT),
             noise=noise,
             seeds=settings.seeds,
+            earlier_draws=tuple(getattr(torch, name) for name in settings.earlier_draws),
+            expert_boundary=settings.expert_boundary,
+            skip_layers=settings.skip_layers,
+            rows_per_forward=settings.rows_per_forward,
             sample_config=sample_config,
             execute_config=execute_config,
             scheduler_config=settings.scheduler_config,
@@ -95,7 +107,7 @@ class GeneratorNode(SteppableNode):
         own = cast(DenoiseState, state)
         seen = {
             "latents": _runner(own).definition.latent.unpack(own.latents, own.noise_shape),
-            "timesteps": own.scheduler.timesteps.clone(),
+            "timesteps": own.timesteps.clone(),
         }
         if own.prediction is not None:
             seen["prediction"] = own.prediction

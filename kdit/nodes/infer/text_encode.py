@@ -19,7 +19,7 @@ from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
 
-EncoderOutput = Literal["last_hidden_state", "pooler_output"]
+EncoderOutput = Literal["last_hidden_state", "penultimate_hidden_state", "pooler_output", "text_embeds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +30,16 @@ class EncoderCall:
     texts: tuple[str, ...]
     negative_texts: tuple[str, ...] | None  # None: no guidance branch
     max_length: int | None  # tokens, padding included; None: as many as the encoder takes
-    output: EncoderOutput
+    outputs: tuple[EncoderOutput, ...]  # each becomes a tensor of its own
+    masked: bool = False  # the encoder gets the attention mask, and states of padding become zero
     on_overflow: Literal["cut", "reject"] = "cut"
 
 
 class _EncoderOutputs(Protocol):
     last_hidden_state: Tensor
+    hidden_states: tuple[Tensor, ...]
     pooler_output: Tensor
+    text_embeds: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class TextEncodeSettings:
 
 @InferNodeFactory.register(InferNodeType.TEXT_ENCODE, ModelKey.of_kind(ModelKind.TEXT_ENCODER))
 class TextEncodeNode(InferNode):
-    """Writes one tensor per call to POSITIVE and to NEGATIVE
+    """Writes one tensor per call and output to POSITIVE and to NEGATIVE
     (an empty list if no call has negative texts).
     """
 
@@ -58,12 +61,12 @@ class TextEncodeNode(InferNode):
     def run(self, pins: PinHub, *, context: NodeContext) -> None:
         """Encode every distinct text once, by itself, so that it does not depend on its neighbours."""
         calls = read_metadata(TextEncodeSettings, context).calls
-        positive, negative = [], []
+        positive, negative = list[Tensor](), list[Tensor]()
         for call in calls:
             encode = _Encoding(cast(TextEncoder, pins.get_model(call.model)), call, pins.notice)
-            positive.append(torch.cat([encode(text) for text in call.texts]))
+            positive += encode.batch(call.texts)
             if call.negative_texts is not None:
-                negative.append(torch.cat([encode(text) for text in call.negative_texts]))
+                negative += encode.batch(call.negative_texts)
         pins.put_tensor(TensorKey.POSITIVE, positive)
         pins.put_tensor(TensorKey.NEGATIVE, negative)
 
@@ -74,27 +77,44 @@ class _Encoding:
     def __init__(self, encoder: TextEncoder, call: EncoderCall, notice: Callable[[str], None]) -> None:
         self.encoder, self.call, self.notice = encoder, call, notice
         self.max_length = _max_length(encoder, call)
-        self.known: dict[str, Tensor] = {}
+        self.known: dict[str, tuple[Tensor, ...]] = {}
 
-    def __call__(self, text: str) -> Tensor:
-        """The chosen output for one text, [1, ...]."""
+    def batch(self, texts: tuple[str, ...]) -> list[Tensor]:
+        """Each chosen output for all texts, [B, ...]."""
+        encoded = [self._once(text) for text in texts]
+        return [torch.cat(parts) for parts in zip(*encoded, strict=True)]
+
+    def _once(self, text: str) -> tuple[Tensor, ...]:
         if text not in self.known:
             self.known[text] = self._encode(text)
         return self.known[text]
 
-    def _encode(self, text: str) -> Tensor:
-        ids = self._token_ids(text)
+    def _encode(self, text: str) -> tuple[Tensor, ...]:
+        """The chosen outputs for one text, each [1, ...]."""
         device = next(self.encoder.model.parameters()).device
-        outputs = cast(_EncoderOutputs, self.encoder.model(ids.to(device)))
-        chosen: Tensor = getattr(outputs, self.call.output)
-        if not bool(torch.isfinite(chosen).all()):
+        ids, mask = (tensor.to(device) for tensor in self._tokens(text))
+        options: dict[str, object] = {"attention_mask": mask} if self.call.masked else {}
+        if "penultimate_hidden_state" in self.call.outputs:
+            options["output_hidden_states"] = True
+        encoded = cast(_EncoderOutputs, self.encoder.model(ids, **options))
+        chosen = tuple(self._pick(encoded, output, mask) for output in self.call.outputs)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in chosen):
             raise NonFiniteError(
                 f"text encode: {self.call.model.name} gave NaN or infinity for {text[:40]!r}; check its weights"
             )
         return chosen
 
-    def _token_ids(self, text: str) -> Tensor:
-        """Ids [1, max_length]: padded, and cut with the end token kept. No mask: padding attends in the reference."""
+    def _pick(self, encoded: _EncoderOutputs, output: EncoderOutput, mask: Tensor) -> Tensor:
+        if output == "penultimate_hidden_state":
+            found = encoded.hidden_states[-2]
+        else:
+            found = cast(Tensor, getattr(encoded, output))
+        if self.call.masked and found.ndim == 3:
+            found = found * mask[..., None].to(found.dtype)
+        return found
+
+    def _tokens(self, text: str) -> tuple[Tensor, Tensor]:
+        """Ids and attention mask [1, max_length]: padded, and cut with the end token kept."""
         tokenizer, length = self.encoder.tokenizer, self.max_length
         num_tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
         if num_tokens > length:
@@ -102,10 +122,8 @@ class _Encoding:
             if self.call.on_overflow == "reject":
                 raise InputError(f"{told}: {text[:40]!r}...")
             self.notice(f"{told}; the rest is not seen by this encoder: {text[:40]!r}...")
-        ids: Tensor = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")[
-            "input_ids"
-        ]
-        return ids
+        tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        return tokens["input_ids"], tokens["attention_mask"]
 
 
 def _max_length(encoder: TextEncoder, call: EncoderCall) -> int:

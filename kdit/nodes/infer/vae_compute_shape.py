@@ -1,4 +1,4 @@
-"""VAE_COMPUTE_SHAPE: an empty main latent whose shape says what the generator makes."""
+"""VAE_COMPUTE_SHAPE: the main latent, empty unless an image was encoded; its shape says what the generator makes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ComputeShapeSettings:
 
 @InferNodeFactory.register(InferNodeType.VAE_COMPUTE_SHAPE, [ModelKey.VAE_KL])
 class VaeComputeShapeNode(InferNode):
-    """Writes zeros [B, C, H/f, W/f] for the size in ``runtime_config``."""
+    """Writes zeros [B, C, H/f, W/f] for the size in ``runtime_config``, or what is connected to BASE_LATENT."""
 
-    input_defs: ClassVar[list[PinDef]] = []
+    input_defs: ClassVar[list[PinDef]] = [TensorKey.BASE_LATENT]
     output_defs: ClassVar[list[PinDef]] = [TensorKey.BASE_LATENT]
 
     def run(self, pins: PinHub, *, context: NodeContext) -> None:
@@ -42,4 +42,11 @@ class VaeComputeShapeNode(InferNode):
         if width % vae.factor or height % vae.factor:
             raise InputError(f"size {width}x{height} is not a multiple of the autoencoder's {vae.factor} pixels")
         shape = (num_samples, vae.channels, height // vae.factor, width // vae.factor)
-        pins.put_tensor(TensorKey.BASE_LATENT, torch.zeros(shape))
+        given = pins.get_tensor(TensorKey.BASE_LATENT)
+        if given is None:
+            pins.put_tensor(TensorKey.BASE_LATENT, torch.zeros(shape))
+            return
+        shapes = [tuple(tensor.shape) for tensor in given.tensors()]
+        if shapes != [shape]:
+            raise InputError(f"encoded images are latents {shapes}, expected one tensor {shape}")
+        pins.put_tensor(TensorKey.BASE_LATENT, given.data)

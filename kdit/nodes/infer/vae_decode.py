@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -11,10 +12,19 @@ from kdit.errors import InputError, NonFiniteError
 from kdit.keys import InferNodeType, ModelKey, TensorKey
 from kdit.models.vae_latents import KLAutoencoder
 from kdit.nodes.core.factory import InferNodeFactory
+from kdit.nodes.core.metadata import read_metadata
 from kdit.nodes.core.node import InferNode
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
+from kdit.nodes.infer.pixels import cut_to
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """The node's metadata."""
+
+    output_size: tuple[int, int] | None = None  # (width, height) to cut from the middle; None: all that was decoded
 
 
 @InferNodeFactory.register(InferNodeType.VAE_DECODE, [ModelKey.VAE_KL])
@@ -32,7 +42,8 @@ class VaeDecodeNode(InferNode):
             raise InputError("VAE_DECODE needs one LATENTS tensor [B, C, h, w]; connect a GENERATE node or feed one")
         if value.data.ndim != 4 or value.data.shape[1] != vae.channels:
             raise InputError(f"LATENTS must be [B, {vae.channels}, h, w], got {tuple(value.data.shape)}")
-        pixels = torch.cat([vae.decode(latents) for latents in value.data.split(1)])
+        size = read_metadata(DecodeSettings, context).output_size
+        pixels = torch.cat([cut_to(vae.decode(latents), size) for latents in value.data.split(1)])
         if not bool(torch.isfinite(pixels).all()):
             raise NonFiniteError(
                 "decode: the autoencoder gave NaN or infinity; check its weights, or decode in float32"

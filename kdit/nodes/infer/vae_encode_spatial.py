@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-import torch
 from torch import nn
 
 from kdit.errors import InputError
@@ -17,21 +16,24 @@ from kdit.nodes.core.node import InferNode
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
-from kdit.nodes.infer.pixels import image_list, to_vae_pixels
+from kdit.nodes.infer.encode_samples import encode_samples, sample_noise
+from kdit.nodes.infer.pixels import check_one_per_sample, image_list, to_vae_pixels
 
 
 @dataclass(frozen=True)
 class EncodeSpatialSettings:
     """The node's metadata."""
 
-    seeds: tuple[int, ...] | None  # one per sample, to sample the posterior; None takes its mode
+    seeds: tuple[int, ...]  # one per sample
+    sampled: bool = True  # sample the posterior; else take its mode
+    earlier_draws: tuple[str, ...] = ()  # dtypes of what each sample's generator has drawn before
 
 
 @InferNodeFactory.register(InferNodeType.VAE_ENCODE_SPATIAL, [ModelKey.VAE_KL])
 class VaeEncodeSpatialNode(InferNode):
     """One image serves all samples. The size comes from ``runtime_config``."""
 
-    input_defs: ClassVar[list[PinDef]] = [TensorKey.IMAGE]
+    input_defs: ClassVar[list[PinDef]] = [TensorKey.IMAGE, TensorKey.POSTERIOR_NOISE]
     output_defs: ClassVar[list[PinDef]] = [TensorKey.BASE_LATENT]
 
     def run(self, pins: PinHub, *, context: NodeContext) -> None:
@@ -41,16 +43,12 @@ class VaeEncodeSpatialNode(InferNode):
         if value is None:
             raise InputError("VAE_ENCODE_SPATIAL has no IMAGE; connect a READ_IMAGE node or feed one")
         images = image_list(value.data)
-        seeds = read_metadata(EncodeSpatialSettings, context).seeds
-        assert context.runtime_config is not None
-        size = context.runtime_config.size
-        if seeds is not None and len(images) == 1:
-            images = images * len(seeds)
-        if seeds is not None and len(seeds) != len(images):
-            raise InputError(f"{len(images)} images for {len(seeds)} samples; give one image, or one per sample")
-        generators = [None] * len(images) if seeds is None else [torch.Generator().manual_seed(s) for s in seeds]
-        latents = [
-            vae.encode(to_vae_pixels(image, size, vae.factor), generator)
-            for image, generator in zip(images, generators, strict=True)
-        ]
-        pins.put_tensor(TensorKey.BASE_LATENT, torch.cat(latents))
+        settings = read_metadata(EncodeSpatialSettings, context)
+        config, num_samples = context.runtime_config, len(settings.seeds)
+        assert config is not None and config.size is not None
+        check_one_per_sample(images, num_samples)
+        noise = None
+        if settings.sampled:
+            noise = sample_noise(pins, vae, config.size, settings.seeds, settings.earlier_draws)
+        pixels = [to_vae_pixels(image, config.size, config.fit) for image in images]
+        pins.put_tensor(TensorKey.BASE_LATENT, encode_samples(vae, pixels, noise, num_samples))
