@@ -13,12 +13,13 @@ TORCH := torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-PARITY_FAMILIES := flux_dev flux_schnell
+PARITY_FAMILIES := flux_dev flux_schnell flux_fill flux_control flux_kontext sd3_medium sd35_medium \
+    wan21_t2v wan21_t2v_euler wan21_i2v wan21_flf2v wan22_t2v_a14b wan22_i2v_a14b wan22_ti2v_5b wan22_ti2v_5b_i2v
 REFERENCE := build/reference
 REFERENCE_SOURCES := $(wildcard tests/reference/*.py tests/reference/families/*.py)
 
 .NOTPARALLEL:
-.PHONY: demo install test pytest parity check lint format types layers lock clean distclean
+.PHONY: demo install test pytest parity check lint format types layers docs lock clean distclean
 
 demo: $(VENV)/.kdit-installed
 	mkdir -p out
@@ -50,6 +51,10 @@ types: $(VENV)/.test-installed
 
 layers: $(VENV)/.test-installed
 	$(BIN)/lint-imports
+
+# The documents that are made from the code.
+docs: $(VENV)/.test-installed
+	$(BIN)/python -m kdit.cli.models > docs/capabilities.md
 
 # The references of the parity run: diffusers' own results on tiny checkpoints.
 $(REFERENCE).made: $(REFERENCE_SOURCES) $(VENV)/.test-installed

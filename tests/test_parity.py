@@ -29,25 +29,68 @@ def reports(folder: Path, *, batched: bool = False) -> list[CaseReport]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True], ids=["single", "batch"])
-@pytest.mark.parametrize("family", ["flux_dev", "flux_schnell"])
-def test_flux_equals_diffusers(family: str, batched: bool, reference_family: ReferenceFamily) -> None:
+@pytest.mark.parametrize(
+    ("family", "cases"),
+    [
+        ("flux_dev", ["base", "odd", "true_cfg"]),
+        ("flux_schnell", ["base", "odd", "true_cfg"]),
+        ("flux_fill", ["base", "odd"]),
+        ("flux_control", ["base", "odd"]),
+        ("flux_kontext", ["auto_resize", "base", "no_image", "odd"]),
+    ],
+)
+def test_flux_equals_diffusers(family: str, cases: list[str], batched: bool, reference_family: ReferenceFamily) -> None:
     found = reports(reference_family(family), batched=batched)
-    assert [report.case for report in found] == ["base", "odd", "true_cfg"]
+    assert [report.case for report in found] == cases
     for report in found:
         assert {stage.name: (stage.status, stage.note) for stage in report.stages if stage.status != "pass"} == {}
         assert [stage.name for stage in report.stages] == [NETWORK, *PIPELINE_STAGES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd35_medium", "wan22_t2v_a14b", "wan22_ti2v_5b"])
-def test_single_forwards_equal_diffusers(family: str, reference_family: ReferenceFamily) -> None:
-    found = reports(reference_family(family))
-    assert found
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batch"])
+@pytest.mark.parametrize(
+    ("family", "cases"), [("sd3_medium", ["base", "odd"]), ("sd35_medium", ["base", "odd", "skip_layer"])]
+)
+def test_sd3_equals_diffusers(family: str, cases: list[str], batched: bool, reference_family: ReferenceFamily) -> None:
+    found = reports(reference_family(family), batched=batched)
+    assert [report.case for report in found] == cases
     for report in found:
-        network, *others = report.stages
-        assert (network.name, network.status) == (NETWORK, "pass"), network.note
-        assert {stage.status for stage in others} == {"not available"}
-        assert report.verdict == "passed (network only)"
+        assert {stage.name: (stage.status, stage.note) for stage in report.stages if stage.status != "pass"} == {}
+        assert [stage.name for stage in report.stages] == [NETWORK, *PIPELINE_STAGES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batch"])
+@pytest.mark.parametrize(
+    ("family", "cases"),
+    [
+        ("wan21_t2v", ["base", "image", "odd"]),
+        ("wan21_i2v", ["base", "odd"]),
+        ("wan21_flf2v", ["base"]),
+        ("wan22_t2v_a14b", ["base", "odd"]),
+        ("wan22_i2v_a14b", ["base", "odd_last_image"]),
+        ("wan22_ti2v_5b", ["base", "odd"]),
+        ("wan22_ti2v_5b_i2v", ["base", "odd"]),
+    ],
+)
+def test_wan_equals_diffusers(family: str, cases: list[str], batched: bool, reference_family: ReferenceFamily) -> None:
+    found = reports(reference_family(family), batched=batched)
+    assert [report.case for report in found] == cases
+    for report in found:
+        assert {stage.name: (stage.status, stage.note) for stage in report.stages if stage.status != "pass"} == {}
+        assert [stage.name for stage in report.stages] == [NETWORK, *PIPELINE_STAGES]
+
+
+@pytest.mark.slow
+def test_calls_of_the_wrong_expert_fail_the_schedule(tmp_path: Path, reference_family: ReferenceFamily) -> None:
+    folder = tampered(reference_family("wan22_t2v_a14b"), tmp_path, lambda _: None)
+    file = folder / "cases" / "odd" / "case.json"
+    info = json.loads(file.read_text(encoding="utf-8"))
+    calls = info["calls"]
+    calls["transformer"], calls["transformer_2"] = calls["transformer"] - 2, calls["transformer_2"] + 2
+    file.write_text(json.dumps(info), encoding="utf-8")
+    assert failed_stages(folder, 1) == {"timesteps"}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
+from kdit.cli.inspect_memory import MemoryQuestion, MemoryReport, memory_lines, memory_report, readable
 from kdit.errors import CheckpointError
 from kdit.keys import FAMILIES, FamilyEntry
 from kdit.models.checkpoint import INDEX_FILE, Checkpoint, read_components, read_index, resolve_model_path
@@ -22,11 +23,13 @@ class ComponentReport(TypedDict):
     library: str
     class_name: str
     files: list[str]
+    variant: str | None  # which of several sets of weight files
     dtypes: dict[str, int]  # parameters by the files' dtype
     parameters: int
     bytes: int
     status: str  # "ok" or "faulty"
     faults: list[str]
+    notices: list[str]  # what is odd and harms nothing
 
 
 class InspectReport(TypedDict):
@@ -43,16 +46,18 @@ class InspectReport(TypedDict):
     components: list[ComponentReport]
     parameters: int
     weight_bytes: dict[str, int]  # memory of all weights: as stored, and loaded in a dtype
+    missing_optional: list[str]  # components that the pipeline can do without
+    memory: MemoryReport | None  # None where the checkpoint cannot be used
     weight_hash: str | None  # None where a component is faulty
     faults: list[str]  # those that belong to no component
 
 
-def inspect_report(path: str | Path) -> InspectReport:
+def inspect_report(path: str | Path, question: MemoryQuestion | None = None) -> InspectReport:
     """Look at a folder, or at "mini", and list everything that is wrong with it.
 
     Tensor names and shapes are compared for kdit's own networks; those of text encoders and autoencoders
-    are compared when they are loaded.
-    Raises CheckpointError only if there is no folder at all.
+    are compared when they are loaded. ``question``: whose memory to estimate, by default one sample at default size.
+    Raises CheckpointError only if there is no folder at all, and InputError for a question that has no answer.
     """
     folder = resolve_model_path(path)
     faults: list[str] = []
@@ -69,13 +74,15 @@ def inspect_report(path: str | Path) -> InspectReport:
     if index and not supported:
         known = ", ".join(name for family in FAMILIES.values() for name in family.pipelines)
         faults.append(f"{folder / INDEX_FILE}: _class_name is {pipeline_class!r}; kdit has pipelines for {known}")
-    if index and supported:
-        faults += _pipeline_faults(Checkpoint(folder, index, components, info), scanned)
+    checkpoint = Checkpoint(folder, index, components, info)
+    if index and supported and not (folder.is_file() and faults):  # those name what is missing already
+        faults += _pipeline_faults(checkpoint, scanned)
     intact = bool(scanned) and all(report["status"] == "ok" for report in scanned)
+    usable = intact and not faults
     parameters = sum(report["parameters"] for report in scanned)
     return InspectReport(
         path=str(folder),
-        ok=intact and not faults,
+        ok=usable,
         pipeline_class=pipeline_class,
         family=entry.title if entry else None,
         supported=supported,
@@ -88,7 +95,9 @@ def inspect_report(path: str | Path) -> InspectReport:
             "stored": sum(report["bytes"] for report in scanned),
             **{dtype: parameters * size for dtype, size in _BYTES_PER_PARAMETER.items()},
         },
-        weight_hash=Checkpoint(folder, index, components, info).weight_hash() if intact else None,
+        missing_optional=_missing_optional(checkpoint) if usable else [],
+        memory=_memory(checkpoint, question or MemoryQuestion()) if usable else None,
+        weight_hash=checkpoint.weight_hash() if intact else None,
         faults=faults,
     )
 
@@ -103,10 +112,15 @@ def render(report: InspectReport) -> str:
     for row, component in zip(rows, report["components"], strict=True):
         lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         lines += [f"      ! {fault}" for fault in component["faults"]]
+        lines += [f"      {notice}" for notice in component["notices"]]
     memory = report["weight_bytes"]
     lines.append(f"{report['parameters']:,} parameters")
-    sizes = [_size(size) + (" as stored" if name == "stored" else f" in {name}") for name, size in memory.items()]
+    sizes = [readable(size) + (" as stored" if name == "stored" else f" in {name}") for name, size in memory.items()]
     lines.append(f"memory of all weights: {', '.join(sizes)}")
+    if report["missing_optional"]:
+        lines.append(f"without {', '.join(report['missing_optional'])} (optional)")
+    if report["memory"]:
+        lines += memory_lines(report["memory"])
     if report["weight_hash"]:
         lines.append(f"weight hash: {report['weight_hash']}")
     lines += [f"made from: {source}" for source in report["attribution"]]
@@ -117,6 +131,8 @@ def render(report: InspectReport) -> str:
 
 def _read_layout(folder: Path, faults: list[str]) -> tuple[dict[str, object], dict[str, ComponentFolder]]:
     """The index and its components; without a usable index, the sub-folders that have a model's config."""
+    if folder.is_file():
+        return _read_file(folder, faults)
     try:
         index = read_index(folder)
         return index, read_components(folder, index)
@@ -131,6 +147,18 @@ def _read_layout(folder: Path, faults: list[str]) -> tuple[dict[str, object], di
     return {}, found
 
 
+def _read_file(path: Path, faults: list[str]) -> tuple[dict[str, object], dict[str, ComponentFolder]]:
+    """What a single file holds; what it lacks is a fault that says who supplies it."""
+    try:
+        opened = Checkpoint.open(path)
+    except CheckpointError as fault:
+        faults.append(str(fault))
+        return {}, {}
+    if opened.missing is not None:
+        faults.append(str(opened.missing))
+    return opened.index, opened.components
+
+
 def _component_report(component: ComponentFolder) -> ComponentReport:
     scan = component.scan()
     weights = scan.weights or WeightFiles(component.path)
@@ -140,11 +168,13 @@ def _component_report(component: ComponentFolder) -> ComponentReport:
         library=component.library,
         class_name=component.class_name,
         files=[path.name for path in weights.files],
+        variant=weights.variant,
         dtypes=weights.dtypes,
         parameters=weights.num_parameters,
         bytes=weights.num_bytes,
         status="faulty" if faults else "ok",
         faults=faults,
+        notices=list(scan.notices),
     )
 
 
@@ -154,19 +184,33 @@ def _pipeline_faults(checkpoint: Checkpoint, scanned: list[ComponentReport]) -> 
     """
     from kdit.models.text_encoder import load_tokenizer
     from kdit.pipelines.checkpoint_faults import checkpoint_faults
-    from kdit.pipelines.registry import family_pipeline
+    from kdit.pipelines.registry import pipeline_of
 
-    family = family_pipeline(checkpoint.pipeline_key())
+    family = pipeline_of(checkpoint)
     faults = [str(fault) for fault in checkpoint_faults(checkpoint, family)]
     tokenizers = [component.tokenizer for component in family.components.values()]
     for report in scanned:
-        if report["name"] in tokenizers and report["status"] == "ok":
+        is_tokenizer = checkpoint.components[report["name"]].kind is ComponentKind.TOKENIZER  # or an image processor
+        if report["name"] in tokenizers and is_tokenizer and report["status"] == "ok":
             try:
                 load_tokenizer(checkpoint.component(report["name"]).path)
             except CheckpointError as fault:
                 faults.append(str(fault))
     told = {fault for report in scanned for fault in report["faults"]}
     return [fault for fault in dict.fromkeys(faults) if fault not in told]
+
+
+def _missing_optional(checkpoint: Checkpoint) -> list[str]:
+    from kdit.pipelines.registry import pipeline_of
+
+    optional = [component.folder for component in pipeline_of(checkpoint).components.values() if component.optional]
+    return [name for name in optional if name not in checkpoint.components]
+
+
+def _memory(checkpoint: Checkpoint, question: MemoryQuestion) -> MemoryReport:
+    from kdit.pipelines.registry import pipeline_of
+
+    return memory_report(checkpoint, pipeline_of(checkpoint), question)
 
 
 def _network_faults(component: ComponentFolder) -> list[str]:
@@ -197,16 +241,8 @@ def _row(component: ComponentReport) -> tuple[str, ...]:
         component["class_name"],
         f"{component['parameters']:,}" if has_weights else "",
         "/".join(component["dtypes"]),
-        _size(component["bytes"]) if has_weights else "",
+        readable(component["bytes"]) if has_weights else "",
+        f"variant {component['variant']}" if component["variant"] else "",
         f"{len(component['files'])} files" if len(component["files"]) > 1 else "",
         component["status"],
     )
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -6,14 +6,16 @@ Exit codes: 0 done, 1 a check failed or a result was not finite, 2 the caller's 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from kdit.cli.arguments import parse_size as parse_size
+from kdit.cli.arguments import readable_text as readable_text
+from kdit.cli.bench.command import bench_app
+from kdit.cli.generate_command import generate
 from kdit.cli.messages import OneLineGroup, notes_on_stderr, one_line_errors, tolerate_any_text
-from kdit.errors import InputError
 
 app = typer.Typer(
     cls=OneLineGroup,
@@ -43,85 +45,7 @@ def root(
     tolerate_any_text()
 
 
-def parse_size(text: str) -> tuple[int, int]:
-    """`WIDTHxHEIGHT` to (width, height). Raises InputError."""
-    width, separator, height = text.lower().partition("x")
-    if not (separator and width.isdecimal() and height.isdecimal() and int(width) > 0 and int(height) > 0):
-        raise InputError(f"--size must be WIDTHxHEIGHT in pixels, for example 1024x768, got {text!r}")
-    return int(width), int(height)
-
-
-def readable_text(text: str, option: str) -> str:
-    """A command-line argument as Unicode, also where the locale could not decode it. Raises InputError."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # Python keeps undecodable bytes as lone surrogates
-        try:
-            return os.fsencode(text).decode()
-        except UnicodeError:
-            raise InputError(f"{option} is not valid UTF-8: {text!a}") from None
-    return text
-
-
-@app.command()
-def generate(
-    prompt: Annotated[list[str], typer.Argument(help="What to draw; several prompts make several pictures.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="A .png picture, or a .safetensors file of latents.")
-    ] = Path("kdit.png"),
-    model: Annotated[str, typer.Option(help='A checkpoint folder, or the built-in model "mini".')] = "mini",
-    size: Annotated[str | None, typer.Option(help="Size in pixels.", metavar="WIDTHxHEIGHT")] = None,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the first picture; the i-th has seed+i.")] = None,
-    num: Annotated[int, typer.Option(help="Pictures per prompt.", min=1)] = 1,
-    guidance: Annotated[float | None, typer.Option(help="Embedded guidance of a distilled model.")] = None,
-    cfg: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 or less is off.")] = None,
-    negative: Annotated[str | None, typer.Option(help="What to keep away from (needs --cfg above 1).")] = None,
-    max_sequence_length: Annotated[int | None, typer.Option(help="Text tokens, padding included.")] = None,
-    long_prompt: Annotated[
-        Literal["cut", "reject"], typer.Option(help="What happens to a prompt of more tokens than the model reads.")
-    ] = "cut",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    modulation: Annotated[
-        Literal["table", "inline"],
-        typer.Option(help="Modulation vectors: all before the loop, or each step's inside it."),
-    ] = "table",
-    batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Same bits whatever a picture is batched with (slower).")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: cuda if there is one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print files, seeds, settings and timings as JSON.")] = False,
-) -> None:
-    """Make pictures from prompts."""
-    with one_line_errors(), notes_on_stderr():
-        from kdit.cli.generate import GenerateOptions, run_generate
-        from kdit.config import ExecuteConfig, SampleConfig
-
-        options = GenerateOptions(
-            prompts=tuple(readable_text(text, "PROMPT") for text in prompt),
-            negative=None if negative is None else readable_text(negative, "--negative"),
-            output=output,
-            model=model,
-            size=None if size is None else parse_size(size),
-            seed=seed,
-            num=num,
-            sample_config=SampleConfig(
-                steps=steps,
-                guidance_scale=guidance,
-                cfg_scale=cfg,
-                max_sequence_length=max_sequence_length,
-                on_long_prompt=long_prompt,
-            ),
-            execute_config=ExecuteConfig(
-                dtype=dtype,
-                modulation=modulation,
-                batch_invariant=batch_invariant,
-                device=device,
-            ),
-            as_json=as_json,
-        )
-        code = run_generate(options)
-    raise typer.Exit(code)
+app.command()(generate)
 
 
 @app.command()
@@ -161,16 +85,44 @@ def verify(
 @app.command()
 def inspect(
     path: Annotated[str, typer.Argument(help='A checkpoint folder, or "mini".')],
+    size: Annotated[str | None, typer.Option(help="Estimate memory for this size.", metavar="WIDTHxHEIGHT")] = None,
+    frames: Annotated[int | None, typer.Option(help="Estimate memory for so many frames.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Estimate memory for so many samples at once.", min=1)] = 1,
+    cfg: Annotated[float | None, typer.Option(help="Classifier-free guidance; above 1 it doubles the rows.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="Whose memory it has to fit: cpu, cuda, cuda:1.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Say what a checkpoint holds: family, components, dtypes, sizes, and what is missing."""
+    """Say what a checkpoint holds: family, components, dtypes, sizes, what is missing, and the memory it needs."""
     with one_line_errors(), notes_on_stderr():
         from kdit.cli.inspect import inspect_report, render
+        from kdit.cli.inspect_memory import MemoryQuestion
 
-        report = inspect_report(path)
+        question = MemoryQuestion(
+            size=None if size is None else parse_size(size),
+            frames=frames,
+            batch=batch,
+            cfg=cfg,
+            dtype=dtype,
+            device=device,
+        )
+        report = inspect_report(path, question)
         typer.echo(json.dumps(report) if as_json else render(report))
     raise typer.Exit(0 if report["ok"] else 1)
 
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the matrix as one JSON object.")] = False,
+) -> None:
+    """Say which pipeline supports which option."""
+    with one_line_errors(), notes_on_stderr():
+        from kdit.cli.models import models_report, render
+
+        typer.echo(json.dumps(models_report()) if as_json else render())
+
+
+app.add_typer(bench_app, name="bench")
 
 if __name__ == "__main__":
     app()

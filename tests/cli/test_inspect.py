@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from kdit.cli.inspect import InspectReport, inspect_report, render
-from kdit.errors import CheckpointMissingError
+from kdit.cli.inspect_memory import MemoryQuestion
+from kdit.errors import CheckpointMissingError, ConfigError, InputError
 from kdit.models.checkpoint import Checkpoint
 from tests.models.checkpoint_files import NETWORK_FILE, clone, edit_json, edit_tensors, overwrite, shard
 
@@ -143,3 +144,73 @@ def test_empty_folder(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMissingError, match="there is no model folder"):
         inspect_report(tmp_path / "nowhere")
+
+
+def test_a_variant_and_left_over_shards_are_told(folder: Path) -> None:
+    (folder / "vae" / NETWORK_FILE).rename(folder / "vae" / "diffusion_pytorch_model.fp16.safetensors")
+    shard(folder / "transformer", num_shards=3)
+    extra = folder / "transformer" / "diffusion_pytorch_model-00002-of-00002.safetensors"
+    overwrite(extra, (folder / "transformer" / "diffusion_pytorch_model-00001-of-00003.safetensors").read_bytes())
+    report = inspect_report(folder)
+    assert report["ok"]
+    by_name = {component["name"]: component for component in report["components"]}
+    assert by_name["vae"]["variant"] == "fp16" and by_name["transformer"]["variant"] is None
+    assert extra.name in by_name["transformer"]["notices"][0] and extra.name not in by_name["transformer"]["files"]
+    text = render(report)
+    assert "variant fp16" in text and f"{extra.name} is not read" in text
+
+
+def test_memory_of_a_request(folder: Path) -> None:
+    report = inspect_report(folder)
+    small = report["memory"]
+    assert small is not None and small["fits"] and small["device"] == "cpu"
+    parameters = {component["name"]: component["parameters"] for component in report["components"]}
+    assert small["weights"] == {name: 4 * count for name, count in parameters.items() if count}
+    assert small["total"] == sum(small["weights"].values()) + small["activations"]
+    question = MemoryQuestion(size=(64, 96), batch=3, cfg=4.0, dtype="bfloat16")
+    asked = inspect_report(folder, question)["memory"]
+    assert asked is not None
+    assert (asked["size"], asked["batch"], asked["rows"], asked["dtype"]) == ([64, 96], 3, 6, "bfloat16")
+    assert 2 * sum(asked["weights"].values()) == sum(small["weights"].values())
+    larger = inspect_report(folder, MemoryQuestion(size=(128, 192), batch=3, cfg=4.0, dtype="bfloat16"))["memory"]
+    assert larger is not None and larger["activations"] == 4 * asked["activations"]
+    huge = inspect_report(folder, MemoryQuestion(size=(1 << 20, 1 << 20)))
+    assert huge["ok"] and huge["memory"] is not None and not huge["memory"]["fits"]
+    assert "TOO LARGE" in render(huge)
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "told"),
+    [
+        (MemoryQuestion(size=(17, 31)), InputError, "multiples of 16"),
+        (MemoryQuestion(frames=5), InputError, "makes single pictures"),
+        (MemoryQuestion(dtype="float8"), ConfigError, "dtype must be one of"),
+        (MemoryQuestion(device="tpu"), ConfigError, "tpu"),
+    ],
+)
+def test_questions_without_an_answer(folder: Path, question: MemoryQuestion, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        inspect_report(folder, question)
+
+
+def test_memory_of_a_damaged_checkpoint_is_not_estimated(folder: Path) -> None:
+    shutil.rmtree(folder / "tokenizer")
+    report = inspect_report(folder)
+    assert report["memory"] is None and "activations" not in render(report)
+
+
+def test_optional_components_that_are_missing(reference_family: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = inspect_report(reference_family("sd3_medium") / "model")
+    assert whole["ok"] and whole["missing_optional"] == []
+    folder = clone(reference_family("sd3_medium") / "model", tmp_path / "sd3")
+    edit_json(folder / "model_index.json", text_encoder_3=[None, None], tokenizer_3=[None, None])
+    report = inspect_report(folder)
+    assert report["ok"], report["faults"]
+    assert report["missing_optional"] == ["text_encoder_3"] and "without text_encoder_3 (optional)" in render(report)
+
+
+def test_a_video_model_with_an_image_processor(reference_family: Callable[[str], Path]) -> None:
+    report = inspect_report(reference_family("wan21_i2v") / "model", MemoryQuestion(size=(64, 48), frames=9))
+    assert report["ok"], report["faults"]
+    assert report["memory"] is not None and report["memory"]["frames"] == 9
+    assert "9 frames" in render(report)

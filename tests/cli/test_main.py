@@ -113,7 +113,7 @@ def test_undecodable_arguments() -> None:
         ["--seed", "-1"],
         ["--guidance", "nan"],
         ["--max-sequence-length", "0"],
-        ["-o", "x.jpg"],
+        ["-o", "x.tif"],
         ["-o", "missing/x.png"],
     ],
 )
@@ -136,7 +136,7 @@ def test_bad_options_are_one_line_before_anything_loads(
         ("generate a --modulation both", "'table', 'inline'", " generate"),
         ("generate a --size", "'--size'", " generate"),
         ("generate a --paint", "--paint", " generate"),
-        ("generate", "prompt", " generate"),
+        ("generate", "PROMPT", " generate"),
         ("verify", "DIR", " verify"),
         ("inspect a b", "(b)", " inspect"),
         ("--paint", "--paint", ""),

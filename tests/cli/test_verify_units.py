@@ -235,10 +235,10 @@ def families(folder: Path) -> Path:
 def test_any_error_in_one_family_leaves_the_other_judged(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forward(stage: NetworkStage, *_: object) -> Tensor:
+    def forward(stage: NetworkStage, *_: object) -> tuple[Tensor, Tensor]:
         if stage.model.parent.name == "a":
             raise error
-        return torch.zeros(1)
+        return torch.zeros(1), torch.zeros(1)
 
     monkeypatch.setattr(NetworkStage, "_forward", forward)
     result = RUN.invoke(app, ["verify", str(families(tmp_path)), "--json"])
@@ -262,7 +262,7 @@ def test_what_a_network_cannot_be_given_counts_only_with_a_pipeline(
     pipeline: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward(*_: object) -> Tensor:
-        raise InputError("reference tokens are not supported yet")
+        raise InputError("tokens of this kind are not supported yet")
 
     monkeypatch.setattr(NetworkStage, "_forward", forward)
     folder = families(tmp_path) / "a"
@@ -270,7 +270,7 @@ def test_what_a_network_cannot_be_given_counts_only_with_a_pipeline(
     info.write_text(info.read_text(encoding="utf-8").replace("UnheardPipeline", pipeline), encoding="utf-8")
     (case,) = run_verify(VerifyOptions(folder=folder)).cases
     assert (case.stages[0].name, case.stages[0].status) == (NETWORK, status)
-    assert case.stages[0].note == "reference tokens are not supported yet"
+    assert case.stages[0].note == "tokens of this kind are not supported yet"
     assert case.judged == (status == "fail")
 
 

@@ -1,0 +1,1 @@
+"""`kdit bench`: measures kdit side by side with diffusers on the same weights."""

@@ -1,0 +1,1 @@
+"""Per family: what a request of kdit is called in the reference library."""
