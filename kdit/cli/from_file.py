@@ -26,6 +26,7 @@ _OPTIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "negative_prompt": ("negative", (str,)),
     "model": ("model", (str,)),
     "components": ("components", (dict,)),
+    "variant": ("variant", (str,)),
     "seed": ("seed", (int,)),
     "size": ("size", (list,)),
     "frame_num": ("frames", (int,)),
@@ -42,7 +43,17 @@ _OPTIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "modulation": ("modulation", (str,)),
     "batch_invariant": ("batch_invariant", (bool,)),
 }
-_ABOUT = {"kdit_version", "model_version", "model_hash", "pipeline", "fed", "media", "extra_inputs", "input_files"}
+_ABOUT = {
+    "kdit_version",
+    "model_version",
+    "model_hash",
+    "pipeline",
+    "fed",
+    "media",
+    "extra_inputs",
+    "input_files",
+    "rows_per_forward",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

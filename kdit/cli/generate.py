@@ -49,6 +49,7 @@ class GenerateOptions:
     source: Path | None = None  # a file to make again
     model: str | None = None
     components: Mapping[str, str | None] | None = None  # where parts come from that the model lacks
+    variant: str | None = None
     media: MediaInputs = field(default_factory=MediaInputs)
     negative: str | None = None
     num: int = 1
@@ -101,6 +102,7 @@ class GenerateOptions:
         return ExecuteConfig(
             dtype=self.dtype or "float32",
             component_dtypes=self.component_dtypes,
+            variant=self.variant,
             modulation=self.modulation or "table",
             batch_invariant=bool(self.batch_invariant),
             device=self.device,

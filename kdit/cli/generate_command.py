@@ -35,6 +35,9 @@ def generate(
         list[str] | None,
         typer.Option(help="Where parts come from that the model lacks: FOLDER, NAME=PATH or NAME=none; repeatable."),
     ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help='Weight files to take where a folder has several sets, such as "fp16".')
+    ] = None,
     image: Annotated[
         list[Path] | None, typer.Option(help="A picture to start from, change or refer to; repeatable.")
     ] = None,
@@ -94,6 +97,7 @@ def generate(
             source=source,
             model=model,
             components=parse_components(components or []),
+            variant=variant,
             media=MediaInputs(
                 images=tuple(str(path.expanduser()) for path in image or ()),
                 mask=_path(mask),

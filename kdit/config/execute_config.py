@@ -46,6 +46,7 @@ class ExecuteConfig:
 
     dtype: str = "float32"
     component_dtypes: Mapping[str, str] = field(default_factory=dict)  # checkpoint sub-folder -> dtype
+    variant: str | None = None  # set of weight files, such as "fp16", of the components that have it
     device: str | None = None  # None: cuda if there is one, else cpu
     modulation: Modulation = "table"
     batch_invariant: bool = False
@@ -67,6 +68,8 @@ class ExecuteConfig:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"ExecuteConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        if self.variant is not None and not (isinstance(self.variant, str) and self.variant):
+            raise ConfigError(f"ExecuteConfig.variant must be the name of a set of files, got {self.variant!r}")
         if self.cache_config is not None and not all_are(self.cache_config, CacheConfig):
             raise ConfigError(f"ExecuteConfig.cache_config must be a tuple of CacheConfig, got {self.cache_config!r}")
         for where, name in (("dtype", self.dtype), *self.component_dtypes.items()):

@@ -6,7 +6,7 @@ Pipeline and the command line open it; no model is built here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -103,6 +103,16 @@ class Checkpoint:
         found = tuple(fault for folder in self.components.values() for fault in folder.scan().faults)
         return found if self.missing is None else (self.missing, *found)
 
+    def with_variant(self, variant: str) -> Checkpoint:
+        """The same with the weight files of ``variant`` in the components that have such.
+
+        Raises CheckpointMissingError if none has.
+        """
+        chosen = {name: replace(component, variant=variant) for name, component in self.components.items()}
+        if not any(c.kind is ComponentKind.MODEL and _has(c, variant) for c in chosen.values()):
+            raise CheckpointMissingError(f"{self.path}: no component has weight files of the variant {variant!r}")
+        return replace(self, components=chosen)
+
     def check(self) -> None:
         """Check every file of every component by its size and header; raises the first fault.
 
@@ -171,6 +181,11 @@ def read_components(folder: Path, index: dict[str, object]) -> dict[str, Compone
             raise CheckpointError(f"{folder / INDEX_FILE}: {name!r} is {value!r}, expected [library, class]")
         found[name] = ComponentFolder(folder / name, library=value[0], class_name=value[1])
     return found
+
+
+def _has(component: ComponentFolder, variant: str) -> bool:
+    weights = component.scan().weights
+    return weights is not None and weights.variant == variant
 
 
 def _known_pipelines() -> dict[str, tuple[PipelineKey, ...]]:

@@ -33,7 +33,7 @@ from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.feeds import checked_feeds, spatial_feeds
 from kdit.pipelines.loader_context import loader_context
 from kdit.pipelines.memory import rows_that_fit
-from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config
+from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config, require
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
 from kdit.pipelines.pipeline_run import PipelineRun
@@ -111,6 +111,8 @@ class Pipeline:
         if not isinstance(path, str | Path):
             raise InputError(f"from_models takes a folder or the name of a built-in model, got {path!r}")
         checkpoint = Checkpoint.open(path, components)
+        if execute_config.variant is not None:
+            checkpoint = checkpoint.with_variant(execute_config.variant)
         family = pipeline_of(checkpoint)
         check_execute_config(family.network, execute_config)
         check_parallel_config(family.network, parallel_config)
@@ -231,6 +233,7 @@ class Pipeline:
         steps = inputs.sample_config.steps
         floor = partial(self.family.memory_floor, self.checkpoint, inputs)
         inputs = replace(inputs, rows_per_forward=rows_that_fit(floor, inputs, self._device()))
+        inputs.settings["rows_per_forward"] = inputs.rows_per_forward
         self._try_schedule(steps, shape)
         return PipelineRequest(
             owner=self,
@@ -304,6 +307,8 @@ class Pipeline:
         if any(run.engine is not first.engine or run.generate_node != first.generate_node for run in runs):
             raise InputError("runs that share a step must come from one Pipeline")
         assert first.generate_node is not None
+        if len(runs) > 1:
+            require(first.network, "step batches")
         reports = first.engine.step_generate(first.generate_node, tuple(run.run_id for run in runs))
         for run, report in zip(runs, reports, strict=True):
             run.count_step(report)

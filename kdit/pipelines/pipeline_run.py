@@ -52,6 +52,7 @@ class PipelineRun:
     ) -> None:
         self._owner = owner  # a pipeline gives its models back when nobody holds it; a run of it does
         self.run_id, self.engine, self.inputs = run_id, owner.engine, request.inputs
+        self.network = owner.family.network
         self.notices: tuple[str, ...] = ()  # those that were told
         self._unused = request.notices
         # A run that is simply dropped frees its tensors too.

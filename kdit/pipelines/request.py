@@ -92,6 +92,7 @@ def make_inputs(
         "max_sequence_length": sample.max_sequence_length,
         "extra_inputs": {} if extra_inputs is None else extra_inputs.given(),
         "input_files": {} if extra_inputs is None else {path: file_hash(path) for path in extra_inputs.files()},
+        "variant": execute_config.variant,
         "dtype": execute_config.dtype,
         "component_dtypes": dict(execute_config.component_dtypes),
         "modulation": execute_config.modulation,

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from kdit.config import ExecuteConfig
 from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.text_encoder import load_text_encoder
 from kdit.models.vae import load_vae
@@ -17,6 +18,7 @@ from kdit.models.weights.component_folder import ComponentFolder
 from kdit.models.weights.loading import load_network
 from kdit.models.weights.variants import weight_sets
 from kdit.ops.opset import OpSet
+from kdit.pipelines.pipeline import Pipeline
 from tests.models.checkpoint_files import clone, overwrite, shard, with_header
 
 STEMS = {"transformer": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder_2": "model"}
@@ -133,3 +135,13 @@ def test_names_are_sorted_into_sets() -> None:
     assert sets[None].shards == {"model-00001-of-00002.safetensors"}
     assert sets["non_ema"].shards == {"model.non_ema-00001-of-00002.safetensors"} and sets["non_ema"].usable
     assert sets["fp16"].single == "model.fp16.safetensors"
+
+
+def test_a_pipeline_takes_the_variant_where_a_component_has_it(folder: Path) -> None:
+    add_variant(folder, "transformer", "fp16")
+    checkpoint = Pipeline.open(folder, execute_config=ExecuteConfig(variant="fp16")).checkpoint
+    taken = {name: checkpoint.component(name).open_weights().variant for name in ("transformer", "vae", "text_encoder")}
+    assert taken == {"transformer": "fp16", "vae": None, "text_encoder": None}
+    assert Pipeline.open(folder).checkpoint.component("transformer").open_weights().variant is None
+    with pytest.raises(CheckpointMissingError, match="no component has weight files of the variant 'int4'"):
+        Pipeline.open(folder, execute_config=ExecuteConfig(variant="int4"))

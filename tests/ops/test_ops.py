@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kdit.ops.attention import Role, SeqLayout, attention
 from kdit.ops.half_precision import WIDENED_ROWS, widen_products
 from kdit.ops.linear import linear
+from kdit.ops.mlp import gelu_tanh
 from kdit.ops.opset import OpSet
 from kdit.ops.rope import apply_rope, rope_table
 from kdit.ops.timestep import timestep_embedding
@@ -94,3 +95,13 @@ def test_library_layers_give_the_same_in_half_precision(layer: nn.Module) -> Non
     torch.testing.assert_close(out.float(), exact, rtol=5e-2, atol=5e-2)
     widened.float()
     assert torch.equal(widened(x), plain.float()(x))  # other dtypes go the library's own way
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_is_torchs_to_the_last_digits(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e30, -1e30, 1e-30]))).to(dtype)
+    before = x.clone()
+    out = gelu_tanh(x)
+    assert out.dtype is dtype and torch.equal(x, before)
+    exact = F.gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(out.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)

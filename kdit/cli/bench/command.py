@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from kdit.cli.bench.shape import shape_names
 from kdit.cli.messages import notes_on_stderr, one_line_errors
 
 bench_app = typer.Typer(cls=TyperGroup, help="Measure kdit side by side with diffusers.", no_args_is_help=True)
@@ -26,8 +27,7 @@ def compare(
     config: Annotated[
         str | None,
         typer.Option(
-            help="A shape whose weights are made up: flux-1.2b, wan-1.3b, sd35-medium, flux-tiny, wan-tiny, sd3-tiny, "
-            "or a file of such a form."
+            help=f"A shape whose weights are made up: {', '.join(shape_names())}, or a file of such a form."
         ),
     ] = None,
     keep: Annotated[
