@@ -129,9 +129,12 @@ class Recording:
 
         Raises InputError for recorded files that are gone, and for inputs that the family does not take.
         """
-        media = self._merged_media(given)
-        taken = family.take_media(media)
         recorded = self._mapping("extra_inputs")
+        if given == MediaInputs() and recorded:  # what is recorded for this very sample, not for its whole batch
+            media, taken = self._recorded_media(), None
+        else:
+            media = self._merged_media(given)
+            taken = family.take_media(media)
         if not recorded:
             return media, taken
         takes = family.extra_inputs
@@ -139,9 +142,17 @@ class Recording:
         if takes is None or not recorded.keys() <= set(known):
             raise InputError(f"{self.name} was made with {', '.join(recorded)}, which {family.key.value} does not take")
         replaced = {} if taken is None else taken.given()
+        tuples = {item.name for item in dataclasses.fields(takes) if isinstance(item.default, tuple)}
         values = {name: self._input(name, value) for name, value in recorded.items() if name not in replaced}
+        values = {name: tuple(cast(list[object], v)) if name in tuples else v for name, v in values.items()}
         make = cast(Callable[..., ExtraInputs], takes)
         return media, make(**{**values, **replaced})
+
+    def _recorded_media(self) -> MediaInputs:
+        recorded = self._mapping("media")
+        known = {item.name for item in dataclasses.fields(MediaInputs)}
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in recorded.items() if name in known}
+        return cast(Callable[..., MediaInputs], MediaInputs)(**values)
 
     def _merged_media(self, given: MediaInputs) -> MediaInputs:
         recorded = self._mapping("media")
@@ -162,7 +173,7 @@ class Recording:
             return [self._located(item) for item in value]
         if not isinstance(value, str):
             raise InputError(f"{self.name}: a recorded input file must be a path, got {value!r:.80}")
-        places = [Path(value), self.path.parent / value]
+        places = [Path(value), self.path.parent / value, self.path.parent / Path(value).name]
         found = next((str(place) for place in places if place.is_file()), None)
         if found is None:
             raise InputError(f"{value!r}, from which {self.name} was made, is gone; give it with --image, --mask, ...")

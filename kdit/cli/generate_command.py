@@ -29,7 +29,7 @@ def generate(
         typer.Option("--from", help="Make a file of kdit again; what is given beside it replaces its settings."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help='A checkpoint folder, or the built-in model "mini" (default).')
+        str | None, typer.Option(help='A checkpoint folder or single file, or the built-in model "mini" (default).')
     ] = None,
     components: Annotated[
         list[str] | None,
@@ -54,7 +54,10 @@ def generate(
     fps: Annotated[str | None, typer.Option(help="Frames per second: 24, 23.976, 24000/1001.")] = None,
     fit: Annotated[
         Literal["reject", "pad", "crop"] | None,
-        typer.Option(help="A size or picture shape the model cannot take: refuse it, pad to it, or crop to it."),
+        typer.Option(
+            help="A size that the model cannot make: refuse it, or make a larger one and cut it (pad, crop). "
+            "A picture of another shape: stretch it to the size, pad it, or crop it."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the first picture; the i-th has seed+i.")] = None,

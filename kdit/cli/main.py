@@ -19,7 +19,7 @@ from kdit.cli.messages import OneLineGroup, notes_on_stderr, one_line_errors, to
 
 app = typer.Typer(
     cls=OneLineGroup,
-    help="Diffusion transformers: a prompt in, a picture out.",
+    help="Diffusion transformers: a prompt in, a picture or a video out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,7 +41,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Diffusion transformers: a prompt in, a picture out."""
+    """Diffusion transformers: a prompt in, a picture or a video out."""
     tolerate_any_text()
 
 
@@ -84,7 +84,7 @@ def verify(
 
 @app.command()
 def inspect(
-    path: Annotated[str, typer.Argument(help='A checkpoint folder, or "mini".')],
+    path: Annotated[str, typer.Argument(help='A checkpoint folder or file, or "mini".')],
     size: Annotated[str | None, typer.Option(help="Estimate memory for this size.", metavar="WIDTHxHEIGHT")] = None,
     frames: Annotated[int | None, typer.Option(help="Estimate memory for so many frames.", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Estimate memory for so many samples at once.", min=1)] = 1,

@@ -68,7 +68,8 @@ class ExecuteConfig:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"ExecuteConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
-        if self.variant is not None and not (isinstance(self.variant, str) and self.variant):
+        variant: object = self.variant
+        if variant is not None and (not isinstance(variant, str) or not variant):
             raise ConfigError(f"ExecuteConfig.variant must be the name of a set of files, got {self.variant!r}")
         if self.cache_config is not None and not all_are(self.cache_config, CacheConfig):
             raise ConfigError(f"ExecuteConfig.cache_config must be a tuple of CacheConfig, got {self.cache_config!r}")

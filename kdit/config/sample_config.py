@@ -8,6 +8,8 @@ from typing import Literal
 from kdit.config.checks import is_scale, is_whole
 from kdit.errors import ConfigError
 
+MAX_STEPS = 10_000  # ten times what the models were trained with; more is a slip of the keyboard
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig:
@@ -22,10 +24,11 @@ class SampleConfig:
     on_long_prompt: Literal["cut", "reject"] = "cut"  # what happens to a prompt that an encoder cannot take whole
 
     def __post_init__(self) -> None:
-        for name in ("steps", "max_sequence_length"):
+        for name, most in (("steps", MAX_STEPS), ("max_sequence_length", None)):
             count = getattr(self, name)
-            if count is not None and not is_whole(count, low=1):
-                raise ConfigError(f"SampleConfig.{name} must be a whole number of at least 1, got {count!r}")
+            if count is not None and not is_whole(count, low=1, high=most):
+                limit = "of at least 1" if most is None else f"from 1 to {most}"
+                raise ConfigError(f"SampleConfig.{name} must be a whole number {limit}, got {count!r}")
         for name in ("guidance_scale", "cfg_scale", "cfg_scale_2"):
             scale = getattr(self, name)
             if scale is not None and not is_scale(scale):

@@ -106,11 +106,11 @@ class Checkpoint:
     def with_variant(self, variant: str) -> Checkpoint:
         """The same with the weight files of ``variant`` in the components that have such.
 
-        Raises CheckpointMissingError if none has.
+        Raises CheckpointError if none has.
         """
         chosen = {name: replace(component, variant=variant) for name, component in self.components.items()}
         if not any(c.kind is ComponentKind.MODEL and _has(c, variant) for c in chosen.values()):
-            raise CheckpointMissingError(f"{self.path}: no component has weight files of the variant {variant!r}")
+            raise CheckpointError(f"{self.path}: no component has weight files of the variant {variant!r}")
         return replace(self, components=chosen)
 
     def check(self) -> None:
@@ -119,6 +119,11 @@ class Checkpoint:
         To be called before the first model is built, so that nothing is built from a damaged folder.
         """
         raise_first(self.faults())
+
+    def num_parameters(self) -> int:
+        """Of all components together."""
+        models = (folder for folder in self.components.values() if folder.kind is ComponentKind.MODEL)
+        return sum(folder.open_weights().num_parameters for folder in models)
 
     def weight_hash(self) -> str:
         """Fingerprint of the weights of all components; see ``kdit.models.weight_hash``."""

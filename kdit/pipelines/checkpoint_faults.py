@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from kdit.errors import CheckpointError
+from kdit.config import ExecuteConfig
+from kdit.errors import CheckpointError, ConfigError
 from kdit.generators.scheduler import make_scheduler
 from kdit.keys import ModelKind
 from kdit.models.checkpoint import Checkpoint
@@ -35,3 +36,13 @@ def _fault_of(check: Callable[[], object]) -> Iterator[CheckpointError]:
         check()
     except CheckpointError as fault:
         yield fault
+
+
+def check_component_names(execute_config: ExecuteConfig, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError for a dtype of a component that ``checkpoint`` lacks."""
+    unknown = [name for name in execute_config.component_dtypes if name not in checkpoint.components]
+    if unknown:
+        raise ConfigError(
+            f"ExecuteConfig.component_dtypes names {', '.join(map(repr, unknown))}; "
+            f"{checkpoint.path} has {', '.join(checkpoint.components)}"
+        )

@@ -15,11 +15,14 @@ from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.infer.text_encode import EncoderCall
-from kdit.pipelines.dag import fed_key
-from kdit.pipelines.extra_inputs import ExtraInputs
+from kdit.pipelines.dag import fed_key, prune, topo_sort
+from kdit.pipelines.extra_inputs import ExtraInputs, files_of
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
+
+Kept = Literal["none", "mask", "all"]
+OUTPUT_NODES = (IONodeType.FETCH_TENSOR, IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO)  # what a request is run for
 
 
 class ContextBuilder(ABC):
@@ -61,6 +64,10 @@ class ContextBuilder(ABC):
         """Skip-layer guidance, if the request asks for it."""
         return None
 
+    def kept(self, inputs: PipelineGenerateInputs) -> Kept:
+        """What COMPOSITE keeps of the original picture."""
+        return "none"
+
     def notices(self, inputs: PipelineGenerateInputs) -> tuple[str, ...]:
         """What the family's own inputs ask for and has no effect in this request."""
         return ()
@@ -78,6 +85,33 @@ class ContextBuilder(ABC):
             pixels = (self._find_upstream_pin(node_def.node_id, key) for key in (TensorKey.IMAGE, TensorKey.VIDEO))
             return decoded or not any(pixels)
         return True
+
+    def active_nodes(self, inputs: PipelineGenerateInputs) -> list[NodeDef]:
+        """The nodes that run in this request, in order; models are loaded already."""
+        graph = self.pipeline_def
+        sinks = [n for n in graph.nodes if n.node_type in OUTPUT_NODES and self.check_condition(n, inputs)]
+        return [
+            n
+            for n in topo_sort(prune(graph, sinks))
+            if n.node_type is not IONodeType.LOAD_MODEL and self.check_condition(n, inputs)
+        ]
+
+    def check_feeds(self, inputs: PipelineGenerateInputs) -> None:
+        """Refuse a fed tensor that no node of this request reads: it would be lost without a word."""
+        active = {node_def.node_id: node_def for node_def in self.active_nodes(inputs)}
+        for node_def in self.pipeline_def.nodes:
+            if node_def.node_type is not IONodeType.FEED_TENSOR:
+                continue
+            readers = [active.get(edge.dst.node_id) for edge in self.pipeline_def.edges_from(node_def)]
+            key = fed_key(node_def, self.pipeline_def.edges)
+            if not any(reader is not None and self._reads(reader, key, inputs) for reader in readers):
+                raise InputError(f"feeds: nothing reads {key.name} in this request; leave it out")
+
+    def _reads(self, node_def: NodeDef, key: TensorKey, inputs: PipelineGenerateInputs) -> bool:
+        if node_def.node_type is not InferNodeType.COMPOSITE:
+            return True
+        kept = self.kept(inputs)
+        return (key is not TensorKey.MASK or kept == "mask") and (key is not TensorKey.START_IMG or kept != "none")
 
     def build_context(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> NodeContext:
         """The context of one node of this request."""
@@ -102,6 +136,9 @@ class ContextBuilder(ABC):
             case InferNodeType.VAE_DECODE:
                 cut = inputs.output_size != inputs.runtime_config.size
                 return {"output_size": inputs.output_size if cut else None}
+            case InferNodeType.COMPOSITE:
+                cut = inputs.output_size != inputs.runtime_config.size
+                return {"keep": self.kept(inputs), "output_size": inputs.output_size if cut else None}
             case InferNodeType.GENERATE:
                 return {
                     "seeds": inputs.seeds,
@@ -136,9 +173,21 @@ class ContextBuilder(ABC):
         if inputs.negative_prompts is not None:
             own["negative_prompt"] = inputs.negative_prompts[index]
         if inputs.extra_inputs is not None:
-            own["extra_inputs"] = inputs.extra_inputs.of_sample(index, inputs.num_samples)
+            own |= self._own_inputs(inputs, inputs.extra_inputs, index)
         own.pop("seeds", None)
         return {"kdit": json.dumps(own, ensure_ascii=False), "Software": f"kdit {inputs.settings['kdit_version']}"}
+
+    def _own_inputs(self, inputs: PipelineGenerateInputs, extra: ExtraInputs, index: int) -> dict[str, object]:
+        """The extra inputs and files of one sample."""
+        fields = extra.of_sample(index, inputs.num_samples)
+        hashes = inputs.settings["input_files"]
+        assert isinstance(hashes, dict)
+        files = files_of(fields)
+        own: dict[str, object] = {"extra_inputs": fields, "input_files": {path: hashes[path] for path in files}}
+        media = inputs.settings.get("media")
+        if isinstance(media, dict) and fields != extra.given() and len(media.get("images", ())) == inputs.num_samples:
+            own["media"] = {**media, "images": [media["images"][index]]}
+        return own
 
     def _is_fed(self, key: TensorKey) -> bool:
         """Whether the caller feeds this tensor."""

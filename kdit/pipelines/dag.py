@@ -118,6 +118,10 @@ def apply_feeds(pipeline_def: PipelineDef, keys: frozenset[TensorKey]) -> Pipeli
         source = PinRef(feed.node_id, key)
         producers = {edge.src for edge in edges if edge.dst.pin is key}
         producers = producers or {edge.src for edge in edges if edge.src.pin is key}
+        declared = {node_def.node_id for node_def in pipeline_def.nodes}
+        made = [src for src in producers if src.node_id in declared and pipeline_def.makes_result(src)]
+        if made:
+            raise InputError(f"feeds: {key.name} is what this pipeline makes ({made[0]}); LATENTS can be fed instead")
         if producers:
             edges = [
                 replace(edge, src=source) if edge.src in producers and key in (edge.src.pin, edge.dst.pin) else edge

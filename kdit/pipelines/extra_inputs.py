@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from kdit.errors import InputError
@@ -34,8 +34,7 @@ class ExtraInputs:
 
     def files(self) -> tuple[str, ...]:
         """Every file that is named, each once."""
-        named = (value for name, value in self.given().items() if name.endswith(("_path", "_paths")))
-        return tuple(dict.fromkeys(path for value in named for path in _paths(value)))
+        return files_of(self.given())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +51,12 @@ class MediaInputs:
         given = [item.name for item in fields(self) if getattr(self, item.name)]
         if left := [name for name in given if name not in taken]:
             raise InputError(f"{title} takes no {', '.join(left)}; it takes {', '.join(taken) or 'text only'}")
+
+
+def files_of(given: Mapping[str, object]) -> tuple[str, ...]:
+    """Every file that these fields name, each once."""
+    named = (value for name, value in given.items() if name.endswith(("_path", "_paths")))
+    return tuple(dict.fromkeys(path for value in named for path in _paths(value)))
 
 
 def _paths(value: object) -> Iterator[str]:

@@ -14,10 +14,13 @@ from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 GIB = 2**30
 
 
-def rows_that_fit(floor: Callable[[int], int], inputs: PipelineGenerateInputs, device: torch.device) -> int | None:
+def rows_that_fit(
+    floor: Callable[[int], int], inputs: PipelineGenerateInputs, device: torch.device, *, pending: int
+) -> int | None:
     """How many rows to compute in one forward: None for all, fewer where their memory is not free.
 
-    ``floor``: bytes that a request needs at the very least with so many rows in one forward. Raises InputError if
+    ``floor``: bytes that a request needs at the very least with so many rows in one forward. ``pending``: bytes of
+    weights that will be loaded before it runs. Raises InputError if
     even one row needs more than the device has.
     """
     total = device_memory(device)
@@ -28,8 +31,8 @@ def rows_that_fit(floor: Callable[[int], int], inputs: PipelineGenerateInputs, d
             f"{inputs.num_samples} x {width}x{height}{frames} needs at least {floor(1) / GIB:.1f} GiB beside the "
             f"weights; {device} has {total / GIB:.1f} GiB in all"
         )
-    free = free_memory(device)
-    fitting = [rows for rows in range(inputs.num_rows, 0, -1) if inputs.num_rows % rows == 0 and floor(rows) <= free]
+    free = free_memory(device) - pending
+    fitting = [rows for rows in range(inputs.num_rows, 0, -1) if floor(rows) <= free]
     most = fitting[0] if fitting else 1
     return None if most == inputs.num_rows else most
 

@@ -26,7 +26,7 @@ from kdit.models.weights.weight_files import raise_first
 from kdit.nodes.core.step_report import StepReport
 from kdit.nodes.infer.generate import GeneratorNode
 from kdit.pipelines.cancel_token import CancelToken
-from kdit.pipelines.checkpoint_faults import checkpoint_faults
+from kdit.pipelines.checkpoint_faults import check_component_names, checkpoint_faults
 from kdit.pipelines.dag import apply_feeds, topo_sort
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
@@ -118,7 +118,7 @@ class Pipeline:
         check_parallel_config(family.network, parallel_config)
         engine = _engine_for(engine, execute_config, parallel_config)
         raise_first(checkpoint_faults(checkpoint, family))
-        _check_component_names(execute_config, checkpoint)
+        check_component_names(execute_config, checkpoint)
         return cls(
             checkpoint,
             family,
@@ -227,12 +227,13 @@ class Pipeline:
             engine=self.engine,
             vae_model_key=self.family.vae,
         )
+        builder.check_feeds(inputs)
         notices += builder.notices(inputs)
         assert inputs.runtime_config.size is not None and inputs.sample_config.steps is not None
         shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)
         steps = inputs.sample_config.steps
         floor = partial(self.family.memory_floor, self.checkpoint, inputs)
-        inputs = replace(inputs, rows_per_forward=rows_that_fit(floor, inputs, self._device()))
+        inputs = replace(inputs, rows_per_forward=rows_that_fit(floor, inputs, self._device(), pending=self._pending()))
         inputs.settings["rows_per_forward"] = inputs.rows_per_forward
         self._try_schedule(steps, shape)
         return PipelineRequest(
@@ -351,6 +352,11 @@ class Pipeline:
         runner = GeneratorRunner(generator_def(self.family.network))
         runner.schedule(self.checkpoint.scheduler_config(), num_steps, shape)
 
+    def _pending(self) -> int:
+        """Bytes of weights that are not loaded yet."""
+        itemsize: int = getattr(torch, self.execute_config.dtype).itemsize
+        return 0 if self._loaded else self.checkpoint.num_parameters() * itemsize
+
     def _device(self) -> torch.device:
         return self.engine.executors[0].device_info.compute_device
 
@@ -389,12 +395,3 @@ def _engine_for(engine: Engine | None, execute_config: ExecuteConfig, parallel_c
             f"ParallelConfig asks for {parallel_config.world_size} ranks, the given engine has {info.world_size}"
         )
     return engine
-
-
-def _check_component_names(execute_config: ExecuteConfig, checkpoint: Checkpoint) -> None:
-    unknown = [name for name in execute_config.component_dtypes if name not in checkpoint.components]
-    if unknown:
-        raise ConfigError(
-            f"ExecuteConfig.component_dtypes names {', '.join(map(repr, unknown))}; "
-            f"{checkpoint.path} has {', '.join(checkpoint.components)}"
-        )

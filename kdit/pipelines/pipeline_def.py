@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kdit.errors import GraphError
-from kdit.keys import PipelineKey
+from kdit.keys import InferNodeType, PipelineKey, TensorKey
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import PinRef
 
@@ -35,6 +35,13 @@ class PipelineDef:
             if node_def.node_id == node_id:
                 return node_def
         raise GraphError(f"no node {node_id} in this graph; there are {', '.join(map(str, self.nodes)) or 'none'}")
+
+    def makes_result(self, ref: PinRef) -> bool:
+        """Whether the output ``ref`` is decoded pixels."""
+        results = (InferNodeType.VAE_DECODE, InferNodeType.COMPOSITE)
+        return isinstance(ref.pin, TensorKey) and any(
+            n.node_id == ref.node_id and n.node_type in results for n in self.nodes
+        )
 
     def edges_into(self, node_def: NodeDef) -> tuple[Edge, ...]:
         """Edges that bring inputs to ``node_def``."""

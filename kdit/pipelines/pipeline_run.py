@@ -18,7 +18,7 @@ from kdit.keys import InferNodeType, IONodeType, RunId, TensorKey
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.core.pin_def import OutputPins
 from kdit.nodes.core.step_report import StepReport
-from kdit.pipelines.dag import compute_input_pins, count_consumers, prune, topo_sort
+from kdit.pipelines.dag import compute_input_pins, count_consumers
 from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.request import PipelineRequest
 from kdit.pipelines.result import GenerateResult
@@ -26,8 +26,6 @@ from kdit.tensor.tensor_pool_key import TensorPoolKey
 from kdit.tensor.tensor_value import TensorData
 
 logger = logging.getLogger(__name__)
-
-OUTPUT_NODES = (IONodeType.FETCH_TENSOR, IONodeType.SAVE_IMAGE, IONodeType.SAVE_VIDEO)  # what a request is run for
 
 
 class RunOwner(Protocol):
@@ -66,11 +64,7 @@ class PipelineRun:
         self._num_steps = 0
         builder, inputs = request.builder, request.inputs
         graph = builder.pipeline_def
-        sinks = [n for n in graph.nodes if n.node_type in OUTPUT_NODES and builder.check_condition(n, inputs)]
-        nodes = topo_sort(prune(graph, sinks))
-        self._nodes = [
-            n for n in nodes if n.node_type is not IONodeType.LOAD_MODEL and builder.check_condition(n, inputs)
-        ]
+        self._nodes = builder.active_nodes(inputs)
         loops = [n for n in self._nodes if n.node_type is InferNodeType.GENERATE]
         self.generate_node: NodeDef | None = loops[0] if loops else None
         try:

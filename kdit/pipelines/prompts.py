@@ -30,3 +30,8 @@ def per_sample(given: str | Sequence[str], num_samples: int, name: str) -> tuple
     if len(texts) != num_samples:
         raise InputError(f"{name} has {len(texts)} entries for {num_samples} prompts; give one string, or one for each")
     return texts
+
+
+def other_texts(given: str | Sequence[str] | None, texts: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """What a further encoder reads: ``given`` where the caller gave it, else the same ``texts``."""
+    return texts if given is None else per_sample(given, len(texts), name)

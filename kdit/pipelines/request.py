@@ -15,6 +15,7 @@ from kdit.errors import InputError, UnsupportedOptionError
 from kdit.generators.registry import generator_def, generator_keys
 from kdit.keys import ModelKey, TensorKey, family_of_model
 from kdit.media.formats import OutputKind, check_output
+from kdit.media.image_reader import read_image
 from kdit.models.checkpoint import Checkpoint
 from kdit.pipelines.context_builder import ContextBuilder
 from kdit.pipelines.extra_inputs import ExtraInputs
@@ -74,6 +75,10 @@ def make_inputs(
     fps = _frame_rate(runtime_config, defaults, notices)
     seeds = _seeds(runtime_config.seed, len(prompts))
     _check_save_paths(runtime_config, len(prompts), output, size=(size[0], size[1]), num_frames=frames, fps=fps)
+    files = () if extra_inputs is None else extra_inputs.files()
+    hashes = {path: file_hash(path) for path in files}
+    for path in files:
+        read_image(path)  # a damaged one is told before the weights are loaded
     settings: dict[str, object] = {
         "kdit_version": __version__,
         **model_settings,
@@ -91,7 +96,7 @@ def make_inputs(
         "strength": sample.strength,
         "max_sequence_length": sample.max_sequence_length,
         "extra_inputs": {} if extra_inputs is None else extra_inputs.given(),
-        "input_files": {} if extra_inputs is None else {path: file_hash(path) for path in extra_inputs.files()},
+        "input_files": hashes,
         "variant": execute_config.variant,
         "dtype": execute_config.dtype,
         "component_dtypes": dict(execute_config.component_dtypes),

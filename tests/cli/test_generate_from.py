@@ -269,3 +269,25 @@ def test_a_second_scale_follows_the_first_where_it_did(tmp_path: Path) -> None:
     ):
         settings = {"kdit_version": __version__, "cfg_scale": 4.0, "cfg_scale_2": second}
         assert Recording.read(write_settings(path, settings)).options(without=given) == expected
+
+
+def test_a_member_of_a_batch_with_a_picture_per_prompt_is_made_again_alone(
+    tmp_path: Path, reference_family: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = reference_family("flux_dev") / "model"
+    for name, colour in (("a.png", "teal"), ("b.png", "red"), ("c.png", "blue")):
+        Image.new("RGB", (32, 32), colour).save(name)
+    options = ["--steps", "2", "--seed", "1", "--strength", "0.5", "--batch-invariant"]
+    generate("fox", "boat", "--model", model, "--image", "a.png", "--image", "b.png", "-o", "p.png", *options)
+    told = read_settings(Path("p-1.png"))
+    assert told["extra_inputs"] == {"image_path": "b.png"} and list(told["input_files"]) == ["b.png"]
+    Path("a.png").unlink()  # the other member's
+    assert notes(generate("--from", "p-1.png", "-o", "again.png")) == []
+    assert Path("p-1.png").read_bytes() == Path("again.png").read_bytes()
+    generate("--from", "p-1.png", "--image", "c.png", "-o", "other.png")
+    assert read_settings(Path("other.png"))["extra_inputs"] == {"image_path": "c.png"}
+    Path("elsewhere").mkdir()
+    Path("b.png").rename("elsewhere/b.png")
+    Path("p-1.png").rename("elsewhere/p-1.png")
+    generate("--from", "elsewhere/p-1.png", "-o", "moved.png")  # its picture lies beside it now

@@ -98,3 +98,10 @@ def test_branches_that_share_a_forward_must_agree(dev: Pipeline) -> None:
     negative = {TensorKey.NEGATIVE: [torch.zeros(1, 11, 56), torch.zeros(1, 96)]}
     with pytest.raises(InputError, match=r"POSITIVE and NEGATIVE differ in txt: \(1, 12, 56\) and \(1, 11, 56\)"):
         make(dev, feeds=negative, sample_config=CFG)
+
+
+@pytest.mark.parametrize("key", [TensorKey.IMAGE, TensorKey.MASK, TensorKey.START_IMG, TensorKey.VACE_CONTEXT])
+def test_a_fed_tensor_that_is_not_read_is_refused(dev: Pipeline, key: TensorKey) -> None:
+    """The result, which would be replaced, and inputs that this request has no use for."""
+    with pytest.raises(InputError, match=key.name):
+        make(dev, feeds={key: torch.zeros(1, 64, 64, 1 if key is TensorKey.MASK else 3)})

@@ -84,18 +84,22 @@ def test_strength_needs_an_image(dev: Pipeline) -> None:
 
 
 def test_fed_latents_are_changed_like_an_image(dev: Pipeline, save: Callable[..., str]) -> None:
-    """The noise is the same, although no posterior is sampled before it."""
+    """Nothing is drawn before the noise then, as in the reference: it is that of text to image."""
     extra = FluxExtraInputs(image_path=save("in.png", SIZE))
     image, drawn = make(dev, extra, strength=0).latents, torch.zeros(1, 4, 4, 6)
     fed = make(dev, None, strength=0.6, feeds={TensorKey.BASE_LATENT: image})
-    assert torch.equal(fed.latents, make(dev, extra).latents)
+    noise = torch.randn(1, 4, 4, 6, generator=torch.Generator().manual_seed(fed.seeds[0]))
+    again = make(dev, None, strength=0.6, feeds={TensorKey.BASE_LATENT: image, TensorKey.NOISE: noise})
+    assert torch.equal(fed.latents, again.latents)
+    whole = make(dev, None, strength=1.0, feeds={TensorKey.BASE_LATENT: image})
+    assert torch.equal(whole.latents, make(dev, None).latents)
     with pytest.raises(InputError, match="BASE_LATENT is fed, so image_path would not be read"):
         make(dev, extra, strength=0.6, feeds={TensorKey.BASE_LATENT: image})
     with pytest.raises(InputError, match="without a strength only its shape is read"):
         make(dev, None, feeds={TensorKey.BASE_LATENT: image})
     with pytest.raises(InputError, match="POSTERIOR_NOISE is fed, but this request samples no posterior"):
         make(dev, None, feeds={TensorKey.POSTERIOR_NOISE: drawn})
-    with pytest.raises(InputError, match="START_IMG is fed, but this request keeps nothing of it"):
+    with pytest.raises(InputError, match="nothing reads START_IMG in this request"):
         make(dev, extra, feeds={TensorKey.START_IMG: torch.zeros(1, 8, 8, 3)})
 
 

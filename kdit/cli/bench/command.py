@@ -26,9 +26,7 @@ def compare(
     model: Annotated[str | None, typer.Option(help='A checkpoint folder, or "mini".')] = None,
     config: Annotated[
         str | None,
-        typer.Option(
-            help=f"A shape whose weights are made up: {', '.join(shape_names())}, or a file of such a form."
-        ),
+        typer.Option(help=f"A shape whose weights are made up: {', '.join(shape_names())}, or a file of such a form."),
     ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="With --config: write the model below this folder and use it again next time.")

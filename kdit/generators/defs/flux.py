@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +9,7 @@ from torch import Tensor
 from kdit.errors import InputError
 from kdit.generators.capabilities import Capabilities
 from kdit.generators.denoise_state import Scheduler
+from kdit.generators.flow_shift import flow_shift
 from kdit.generators.generator_context import BaseLatent, GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
 from kdit.generators.handlers import DenoiseHandler, LatentHandler, TextHandler
@@ -21,6 +19,8 @@ from kdit.models.flux.latents import pack, unpack
 from kdit.models.flux.network import FluxNetwork
 from kdit.models.flux.references import reference_tokens
 from kdit.models.rows import Cond
+
+MAX_SHIFT = 1.15  # of the schedule, where the scheduler's config lacks it
 
 
 class FluxTextHandler(TextHandler):
@@ -125,24 +125,13 @@ class FluxDenoiseHandler(DenoiseHandler):
         if config.get("use_flow_sigmas"):  # the scheduler spaces them itself
             spacing = {"num_inference_steps": num_steps}
         if config.get("use_dynamic_shifting"):
-            spacing["mu"] = _shift(config, noise_shape)
+            _, height, width = noise_shape
+            spacing["mu"] = flow_shift(config, (height // 2) * (width // 2), max_shift=MAX_SHIFT)
         scheduler.set_timesteps(**spacing)
 
     def model_times(self, timesteps: Tensor, ctx: GeneratorInferContext, dtype: torch.dtype) -> Tensor:
         """Times 0 to 1. The reference rounds the timestep to the latents' dtype before it divides."""
         return timesteps.to(dtype) / 1000
-
-
-def _shift(config: Mapping[str, object], noise_shape: tuple[int, ...]) -> float:
-    """mu for the number of image tokens: a line through the two points that the scheduler's config states."""
-
-    def number(key: str, default: float) -> float:
-        return float(cast(float, config.get(key, default)))
-
-    least, most = number("base_image_seq_len", 256), number("max_image_seq_len", 4096)
-    slope = (number("max_shift", 1.15) - number("base_shift", 0.5)) / (most - least)
-    _, height, width = noise_shape
-    return (height // 2) * (width // 2) * slope + number("base_shift", 0.5) - slope * least
 
 
 TEXT_INPUTS = Capabilities().inputs

@@ -12,13 +12,13 @@ from kdit.keys import InferNodeType, IONodeType, ModelKey, TensorKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.infer.text_encode import EncoderCall
-from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.context_builder import ContextBuilder, Kept
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.image_sizes import MEGAPIXEL
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
-from kdit.pipelines.prompts import per_sample
+from kdit.pipelines.prompts import other_texts, per_sample
 
 Paths = str | list[str] | None
 IMAGE_NODES = (IONodeType.READ_IMAGE, InferNodeType.VAE_ENCODE_SPATIAL, InferNodeType.VAE_ENCODE_IMAGES)
@@ -125,8 +125,6 @@ class FluxContextBuilder(ContextBuilder):
         self.encoder_calls(base_inputs)  # refuses lists of another length
         if self._is_fed(TensorKey.POSTERIOR_NOISE) and not self.samples_posterior(base_inputs):
             raise InputError("POSTERIOR_NOISE is fed, but this request samples no posterior")
-        if self._is_fed(TensorKey.START_IMG) and self.kept(base_inputs) == "none":
-            raise InputError("START_IMG is fed, but this request keeps nothing of it")
 
     def take_images(self, inputs: PipelineGenerateInputs) -> None:
         """Check the images and note their files. Raises InputError."""
@@ -159,31 +157,25 @@ class FluxContextBuilder(ContextBuilder):
         return super().check_condition(node_def, inputs)
 
     def noise_draws(self, inputs: PipelineGenerateInputs) -> tuple[str, ...]:
-        """The posterior of an image that is changed. Fed latents leave the noise as it would be without them."""
-        return () if inputs.sample_config.strength is None else (self.vae_dtype(inputs),)
+        """The posterior of an image that is changed. For fed latents the reference draws none."""
+        return (self.vae_dtype(inputs),) if TensorKey.IMAGE in self._paths else ()
 
     def samples_posterior(self, inputs: PipelineGenerateInputs) -> bool:
         """Whether any node of the request needs POSTERIOR_NOISE."""
         return TensorKey.IMAGE in self._paths
 
-    def _metadata(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> dict[str, object]:
-        if node_def.node_type is InferNodeType.COMPOSITE:
-            cut = inputs.output_size != inputs.runtime_config.size
-            return {"keep": self.kept(inputs), "output_size": inputs.output_size if cut else None}
-        return super()._metadata(node_def, inputs)
-
-    def kept(self, inputs: PipelineGenerateInputs) -> str:
-        """What COMPOSITE keeps of the image: all of it if no step changes it."""
+    def kept(self, inputs: PipelineGenerateInputs) -> Kept:
+        """All of the image if no step changes it."""
         return "all" if inputs.sample_config.strength == 0 and TensorKey.IMAGE in self._paths else "none"
 
     def encoder_calls(self, inputs: PipelineGenerateInputs) -> tuple[EncoderCall, ...]:
         """T5 hidden states, then CLIP's pooled state."""
         max_length, on_overflow = inputs.sample_config.max_sequence_length, inputs.sample_config.on_long_prompt
         assert max_length is not None
-        t5_texts = _second(self._extra.prompt_2, inputs.prompts, "prompt_2")
+        t5_texts = other_texts(self._extra.prompt_2, inputs.prompts, "prompt_2")
         t5_negative = inputs.negative_prompts
         if t5_negative is not None:
-            t5_negative = _second(self._extra.negative_prompt_2, t5_negative, "negative_prompt_2")
+            t5_negative = other_texts(self._extra.negative_prompt_2, t5_negative, "negative_prompt_2")
         return (
             EncoderCall(
                 model=ModelKey.T5TextEncoder,
@@ -249,7 +241,7 @@ class FluxFillContextBuilder(FluxContextBuilder):
             }
         return super()._metadata(node_def, inputs)
 
-    def kept(self, inputs: PipelineGenerateInputs) -> str:
+    def kept(self, inputs: PipelineGenerateInputs) -> Kept:
         """What the mask leaves black, if asked for."""
         assert isinstance(self._extra, FluxFillExtraInputs)
         whole = super().kept(inputs)
@@ -312,7 +304,3 @@ class FluxKontextContextBuilder(FluxContextBuilder):
             files = self._paths[TensorKey.IMAGE]
             return {**metadata, "aux_of_samples": tuple(tuple(map(files.index, own)) for own in self._references)}
         return metadata
-
-
-def _second(given: str | list[str] | None, texts: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return texts if given is None else per_sample(given, len(texts), name)

@@ -14,12 +14,12 @@ from kdit.models.checkpoint import Checkpoint
 from kdit.models.sd3.config import SD3Params
 from kdit.nodes.core.node_def import NodeDef
 from kdit.nodes.infer.text_encode import EncoderCall
-from kdit.pipelines.context_builder import ContextBuilder
+from kdit.pipelines.context_builder import ContextBuilder, Kept
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
-from kdit.pipelines.prompts import per_sample
+from kdit.pipelines.prompts import other_texts, per_sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class SD3ContextBuilder(ContextBuilder):
         negatives = inputs.negative_prompts
         second, third = (
             (
-                _other(text, inputs.prompts, f"prompt_{n}"),
-                None if negatives is None else _other(negative, negatives, f"negative_prompt_{n}"),
+                other_texts(text, inputs.prompts, f"prompt_{n}"),
+                None if negatives is None else other_texts(negative, negatives, f"negative_prompt_{n}"),
             )
             for n, text, negative in (
                 (2, extra.prompt_2, extra.negative_prompt_2),
@@ -163,13 +163,9 @@ class SD3ContextBuilder(ContextBuilder):
             return self._extra.image_path is not None
         return super().check_condition(node_def, inputs)
 
-    def _metadata(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> dict[str, object]:
+    def kept(self, inputs: PipelineGenerateInputs) -> Kept:
         """With strength 0 the picture is the input itself, not what the autoencoder makes of it."""
-        if node_def.node_type is not InferNodeType.COMPOSITE:
-            return super()._metadata(node_def, inputs)
-        unchanged = self._extra.image_path is not None and inputs.sample_config.strength == 0
-        cut = inputs.output_size != inputs.runtime_config.size
-        return {"keep": "all" if unchanged else "none", "output_size": inputs.output_size if cut else None}
+        return "all" if self._extra.image_path is not None and inputs.sample_config.strength == 0 else "none"
 
     @property
     def _has_t5(self) -> bool:
@@ -194,7 +190,3 @@ class SD3ContextBuilder(ContextBuilder):
                 f"skip_layer_start and skip_layer_stop must be parts of the steps, 0 <= start < stop <= 1, "
                 f"got {start!r} and {stop!r}"
             )
-
-
-def _other(given: str | list[str] | None, texts: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return texts if given is None else per_sample(given, len(texts), name)
