@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, cast
 
+from kdit.cli.extra import with_extra
 from kdit.cli.from_file import Recording, record_media
 from kdit.cli.progress import Progress, open_progress
 from kdit.cli.results import (
@@ -51,6 +52,7 @@ class GenerateOptions:
     components: Mapping[str, str | None] | None = None  # where parts come from that the model lacks
     variant: str | None = None
     media: MediaInputs = field(default_factory=MediaInputs)
+    extra: Mapping[str, str] = field(default_factory=dict)  # inputs that only one pipeline has
     negative: str | None = None
     num: int = 1
     seed: int | None = None
@@ -203,6 +205,7 @@ def _prepare(options: GenerateOptions, prompts: list[str], recording: Recording 
     else:
         recording.compare_model(pipeline.model_hash)
         media, extra = recording.extra_inputs(pipeline.family, media)
+    extra = with_extra(pipeline.family, extra, options.extra)
     request = pipeline.request(
         prompts[0] if len(prompts) == 1 else prompts,
         prompt_negative=options.negative,

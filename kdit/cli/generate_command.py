@@ -49,6 +49,13 @@ def generate(
     strength: Annotated[
         float | None, typer.Option(help="How much of --image is changed: 0 keeps it, 1 ignores it.")
     ] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='NAME=VALUE: an input that only this pipeline has, such as "prompt_2=...", "composite=true" or '
+            '"skip_layers=[7, 8, 9]"; repeatable. A wrong name lists them.'
+        ),
+    ] = None,
     size: Annotated[str | None, typer.Option(help="Size in pixels.", metavar="WIDTHxHEIGHT")] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of a video.")] = None,
     fps: Annotated[str | None, typer.Option(help="Frames per second: 24, 23.976, 24000/1001.")] = None,
@@ -90,6 +97,7 @@ def generate(
     """Make pictures or videos from prompts."""
     with one_line_errors(), notes_on_stderr():
         from kdit.cli.components import parse_components
+        from kdit.cli.extra import parse_extra
         from kdit.cli.generate import GenerateOptions, run_generate
         from kdit.pipelines.extra_inputs import MediaInputs
 
@@ -108,6 +116,7 @@ def generate(
                 last_image=_path(last_image),
             ),
             strength=strength,
+            extra=parse_extra([readable_text(text, "--extra") for text in extra or ()]),
             size=None if size is None else parse_size(size),
             frames=frames,
             fps=fps,

@@ -136,7 +136,11 @@ class FluxContextBuilder(ContextBuilder):
     def note_paths(self, key: TensorKey, given: Paths, name: str, inputs: PipelineGenerateInputs) -> None:
         """Files of the READ_IMAGE node for ``key``: one for all samples, or one for each. Raises InputError."""
         if given is None:
-            raise InputError(f"this pipeline needs an image: give {self.takes.__name__}({name}=...)")
+            option, what = name.removesuffix("_path"), {"image_path": "an image", "mask_path": "a mask"}
+            raise InputError(
+                f"this pipeline needs {what.get(name, 'a control image')}: give {self.takes.__name__}({name}=...), "
+                f"on the command line --{option}"
+            )
         paths = per_sample(given, inputs.num_samples, name)
         self._paths[key] = paths[:1] if isinstance(given, str) else paths
 
