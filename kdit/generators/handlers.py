@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from kdit.errors import InputError
 from kdit.generators.denoise_state import DenoiseState, Guidance, Scheduler
 from kdit.generators.generator_context import AuxLatent, BaseLatent, GeneratorInferContext
 from kdit.keys import ModelKey
@@ -49,6 +50,18 @@ class LatentHandler(ABC):
     @abstractmethod
     def unpack(self, latents: Tensor, noise_shape: tuple[int, ...]) -> Tensor:
         """The inverse of ``pack``; ``noise_shape`` is (C, (F,) H, W)."""
+
+
+class ImageLatentHandler(LatentHandler):
+    """For families that make pictures: the main latent is a shape, or the picture that the loop begins at."""
+
+    def preprocess_base_latent(self, base: BaseLatent, ctx: GeneratorInferContext) -> BaseLatent:
+        """Without ``strength`` its shape is all that is read; content would be lost without a word."""
+        if ctx.sample_config.strength is None and bool(base.latent.any()):
+            raise InputError(
+                "BASE_LATENT holds an image, but without a strength only its shape is read: set strength, or feed zeros"
+            )
+        return base
 
 
 class DenoiseHandler(ABC):

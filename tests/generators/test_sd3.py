@@ -96,7 +96,7 @@ def test_text_of_another_form_is_refused_with_what_is_expected(encoded: list[Ten
 def test_latents_of_an_image_need_a_strength() -> None:
     image = BaseLatent(torch.ones(2, 4, 6, 8))
     assert DEFINITION.latent.preprocess_base_latent(image, context(0.5)) is image
-    with pytest.raises(InputError, match="BASE_LATENT holds an image; set SampleConfig"):
+    with pytest.raises(InputError, match="BASE_LATENT holds an image, but without a strength"):
         DEFINITION.latent.preprocess_base_latent(image, context())
 
 

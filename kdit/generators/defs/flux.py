@@ -10,9 +10,9 @@ from kdit.errors import InputError
 from kdit.generators.capabilities import Capabilities
 from kdit.generators.denoise_state import Scheduler
 from kdit.generators.flow_shift import flow_shift
-from kdit.generators.generator_context import BaseLatent, GeneratorInferContext
+from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
-from kdit.generators.handlers import DenoiseHandler, LatentHandler, TextHandler
+from kdit.generators.handlers import DenoiseHandler, ImageLatentHandler, TextHandler
 from kdit.generators.registry import register_generator_def
 from kdit.keys import ModelKey, TensorKey
 from kdit.models.flux.latents import pack, unpack
@@ -94,16 +94,8 @@ def flux_network(ctx: GeneratorInferContext) -> FluxNetwork:
     return network
 
 
-class FluxLatentHandler(LatentHandler):
+class FluxLatentHandler(ImageLatentHandler):
     """Latents [B, C, H, W] as tokens [B, H/2 * W/2, 4 C]."""
-
-    def preprocess_base_latent(self, base: BaseLatent, ctx: GeneratorInferContext) -> BaseLatent:
-        """Without ``strength`` its shape is all that is read; content would be lost without a word."""
-        if ctx.sample_config.strength is None and bool(base.latent.any()):
-            raise InputError(
-                "BASE_LATENT holds an image, but without a strength only its shape is read: set strength, or feed zeros"
-            )
-        return base
 
     def pack(self, latents: Tensor) -> Tensor:
         """2x2 neighbours become one token."""

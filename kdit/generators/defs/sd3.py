@@ -11,9 +11,9 @@ from kdit.errors import InputError
 from kdit.generators.capabilities import Capabilities
 from kdit.generators.denoise_state import Scheduler
 from kdit.generators.flow_shift import flow_shift
-from kdit.generators.generator_context import BaseLatent, GeneratorInferContext
+from kdit.generators.generator_context import GeneratorInferContext
 from kdit.generators.generator_def import GeneratorDef
-from kdit.generators.handlers import DenoiseHandler, LatentHandler, TextHandler
+from kdit.generators.handlers import DenoiseHandler, ImageLatentHandler, TextHandler
 from kdit.generators.registry import register_generator_def
 from kdit.keys import ModelKey
 from kdit.models.rows import Cond
@@ -65,14 +65,8 @@ def _wrong_text(encoded: Sequence[Tensor], params: SD3Params) -> InputError:
     )
 
 
-class SD3LatentHandler(LatentHandler):
+class SD3LatentHandler(ImageLatentHandler):
     """The network reads latents [B, C, H, W] as they are."""
-
-    def preprocess_base_latent(self, base: BaseLatent, ctx: GeneratorInferContext) -> BaseLatent:
-        """An image without a strength would be lost without a word."""
-        if ctx.sample_config.strength is None and bool(base.latent.any()):
-            raise InputError("BASE_LATENT holds an image; set SampleConfig.strength to change it, or feed zeros")
-        return base
 
     def pack(self, latents: Tensor) -> Tensor:
         """Nothing to do."""

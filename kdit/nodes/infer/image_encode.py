@@ -18,7 +18,7 @@ from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
 from kdit.nodes.infer.pixels import check_one_per_sample, image_list
-from kdit.nodes.infer.video_vae import NumSamples
+from kdit.nodes.infer.vae_compute_shape import ComputeShapeSettings
 
 
 @InferNodeFactory.register(InferNodeType.IMAGE_ENCODE, ModelKey.of_kind(ModelKind.IMAGE_ENCODER))
@@ -31,7 +31,7 @@ class ImageEncodeNode(InferNode):
     def run(self, pins: PinHub, *, context: NodeContext) -> None:
         """Encode each picture once, whole and in its own shape: the encoder's processor resizes and cuts it."""
         encoder = cast(ImageEncoder, pins.get_model())
-        num_samples = read_metadata(NumSamples, context).num_samples
+        num_samples = read_metadata(ComputeShapeSettings, context).num_samples
         tokens = []
         for key in (TensorKey.START_IMG, TensorKey.END_IMG):
             value = pins.get_tensor(key)

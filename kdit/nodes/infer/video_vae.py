@@ -20,15 +20,9 @@ from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
 from kdit.nodes.infer.pixels import check_one_per_sample, cut_to, image_list, to_vae_pixels
+from kdit.nodes.infer.vae_compute_shape import ComputeShapeSettings
 
 VIDEO_VAES = (ModelKey.VAE_WAN2_1, ModelKey.VAE_WAN2_2)
-
-
-@dataclass(frozen=True)
-class NumSamples:
-    """The metadata of a node that makes one tensor for all samples."""
-
-    num_samples: int  # B
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,10 @@ class VideoShapeNode(InferNode):
     def run(self, pins: PinHub, *, context: NodeContext) -> None:
         """Compute the shape."""
         vae = VideoAutoencoder(cast(nn.Module, pins.get_model()))
-        shape = (read_metadata(NumSamples, context).num_samples, *video_latent_shape(vae, context.runtime_config))
+        shape = (
+            read_metadata(ComputeShapeSettings, context).num_samples,
+            *video_latent_shape(vae, context.runtime_config),
+        )
         given = pins.get_tensor(TensorKey.BASE_LATENT)
         if given is None:
             pins.put_tensor(TensorKey.BASE_LATENT, torch.zeros(shape))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from kdit.errors import CheckpointError, InputError
+from kdit.errors import CheckpointError
 from kdit.keys import InferNodeType, IONodeType, ModelKey, PipelineKey
 from kdit.models.checkpoint import Checkpoint
 from kdit.models.rows import LatentShape
@@ -14,6 +13,7 @@ from kdit.pipelines.context_builders.sd3 import SD3ContextBuilder, SD3ExtraInput
 from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
 from kdit.pipelines.family_pipeline import Component, FamilyPipeline
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.grid_latents import GridLatents
 from kdit.pipelines.image_sizes import size_like
 from kdit.pipelines.kl_vae import check_kl_scaling, decoding_floor, kl_latent_shape, pixels_per_latent
 from kdit.pipelines.pipeline_def import PipelineDef
@@ -30,22 +30,12 @@ COMPONENTS = {
 }
 
 
-class SD3LatentForm:
+class SD3LatentForm(GridLatents):
     """Grid latents (C, H/f, W/f), on the pins and in public."""
 
     def shape(self, checkpoint: Checkpoint, size: tuple[int, int], frame_num: int | None) -> LatentShape:
         """(C, H/f, W/f) for a picture of ``size`` (width, height)."""
         return kl_latent_shape(checkpoint, size)
-
-    def to_public(self, latents: Tensor) -> Tensor:
-        """As they are."""
-        return latents
-
-    def from_public(self, latents: Tensor, shape: LatentShape) -> Tensor:
-        """As they are, if they have the shape."""
-        if tuple(latents.shape[1:]) != tuple(shape):
-            raise InputError(f"latents have shape {tuple(latents.shape)}, expected [B, {', '.join(map(str, shape))}]")
-        return latents
 
 
 def params_of(checkpoint: Checkpoint) -> SD3Params:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from kdit.errors import CheckpointError, InputError
+from kdit.errors import CheckpointError
 from kdit.keys import InferNodeType, IONodeType, ModelKey, PipelineKey
 from kdit.models.checkpoint import INDEX_FILE, Checkpoint
 from kdit.models.rows import LatentShape
@@ -18,6 +17,7 @@ from kdit.pipelines.context_builders.wan import BOUNDARY, WanContextBuilder, Wan
 from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
 from kdit.pipelines.family_pipeline import Component, FamilyPipeline, no_default_size
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
+from kdit.pipelines.grid_latents import GridLatents
 from kdit.pipelines.image_sizes import size_like
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
@@ -45,7 +45,7 @@ class WanForm:
     cfg_scale_2: float | None = None
 
 
-class WanLatentForm:
+class WanLatentForm(GridLatents):
     """Latents (C, F, H/f, W/f), on the pins and in public."""
 
     def shape(self, checkpoint: Checkpoint, size: tuple[int, int], frame_num: int | None) -> LatentShape:
@@ -53,16 +53,6 @@ class WanLatentForm:
         vae, (width, height) = vae_of(checkpoint), size
         assert frame_num is not None
         return vae.channels, latent_frames(frame_num, vae.temporal_factor), height // vae.factor, width // vae.factor
-
-    def to_public(self, latents: Tensor) -> Tensor:
-        """As they are."""
-        return latents
-
-    def from_public(self, latents: Tensor, shape: LatentShape) -> Tensor:
-        """As they are, if they have the shape."""
-        if tuple(latents.shape[1:]) != tuple(shape):
-            raise InputError(f"latents have shape {tuple(latents.shape)}, expected [B, {', '.join(map(str, shape))}]")
-        return latents
 
 
 def vae_of(checkpoint: Checkpoint) -> VideoVaeParams:
