@@ -135,7 +135,7 @@ def test_kdit_json(folder: Path) -> None:
         ({"defaults": {"step": 3, "cfg": 1}}, r'"defaults": unknown \'step\', \'cfg\'; known: size, steps'),
         ({"title": "x"}, r"kdit\.json: unknown 'title'; known: name, version"),
         ({"defaults": [1]}, r"defaults is \[1\], expected an object"),
-        ({"defaults": {"steps": 0}}, r'"defaults": .*steps must be a whole number of at least 1, got 0'),
+        ({"defaults": {"steps": 0}}, r'"defaults": .*steps must be a whole number from 1 to 10000, got 0'),
         ({"defaults": {"steps": True}}, r"steps must be"),
         ({"defaults": {"size": 64}}, r"size is 64, expected \[width, height\]"),
         ({"defaults": {"size": [64, 0]}}, r"size must be \(width, height\)"),
