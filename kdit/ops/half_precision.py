@@ -11,22 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_QUESTIONS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 WIDENED_ROWS = 2048  # of a weight at a time: large enough for the product's speed, small enough for the cache
 
 
 def needs_widening(x: Tensor) -> bool:
     """Whether torch would multiply ``x`` 5 to 10 times slower than the same numbers in float32."""
-    return x.device.type == "cpu" and x.dtype in _slow_dtypes()
+    return x.device.type == "cpu" and x.dtype in _QUESTIONS and _is_slow(x.dtype)
 
 
 @cache
-def _slow_dtypes() -> frozenset[torch.dtype]:
-    """Half precisions that this CPU has no matrix instructions for."""
-    supported = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return frozenset(dtype for dtype, is_supported in supported.items() if not is_supported())
+def _is_slow(dtype: torch.dtype) -> bool:
+    """Whether this CPU has no matrix instructions for ``dtype``; False where torch cannot tell."""
+    question = getattr(torch.ops.mkldnn, _QUESTIONS[dtype], None) if torch.backends.mkldnn.is_available() else None
+    return question is not None and not question()
 
 
 def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

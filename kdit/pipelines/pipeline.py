@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Self
 
@@ -68,7 +67,6 @@ class Pipeline:
         # A pipeline that is simply dropped gives its models back too.
         weakref.finalize(self, engine.release_later, self._node_ids).atexit = False
         self.model_hash = checkpoint.weight_hash()
-        self.load_seconds = 0.0
 
     @classmethod
     def from_models(
@@ -134,7 +132,6 @@ class Pipeline:
         If one fails, the models that came before it are given back.
         """
         self._check_open()
-        started = perf_counter()
         try:
             for node_def in topo_sort(self.pipeline_def):
                 if node_def.node_type is IONodeType.LOAD_MODEL:
@@ -146,7 +143,6 @@ class Pipeline:
             self.engine.forget_nodes(tuple(self._node_ids))
             raise
         self._loaded = True
-        self.load_seconds = perf_counter() - started
 
     def generate(
         self,

@@ -186,3 +186,12 @@ def test_peak_memory_is_near_the_size_of_the_result(tmp_path: Path) -> None:
     assert peaks[0] < allowance  # mapped, and not touched yet
     assert mebibytes // 2 <= peaks[1] < mebibytes // 2 + allowance
     assert 2 * mebibytes <= peaks[2] < 2 * mebibytes + allowance
+
+
+def test_systems_without_preadv_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = torch.randn(70, 5, generator=torch.Generator().manual_seed(0))
+    infos = write(tmp_path, a=stored)
+    placements = [Placement(infos["a"], "a", 0, 0)]
+    monkeypatch.setattr("kdit.models.weights.load_tensors._HAS_PREADV", False)
+    found = load_tensors({"a": Wanted((70, 5), torch.float32)}, placements, torch.device("cpu"))
+    assert torch.equal(found["a"], stored)

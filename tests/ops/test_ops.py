@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kdit.ops import half_precision
 from kdit.ops.attention import Role, SeqLayout, attention
 from kdit.ops.half_precision import WIDENED_ROWS, widen_products
 from kdit.ops.linear import linear
@@ -105,3 +106,12 @@ def test_gelu_is_torchs_to_the_last_digits(dtype: torch.dtype) -> None:
     assert out.dtype is dtype and torch.equal(x, before)
     exact = F.gelu(x.double(), approximate="tanh")
     torch.testing.assert_close(out.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_half_precision_is_left_to_torch_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_precision._is_slow.cache_clear()
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert not half_precision.needs_widening(x)
+    assert torch.equal(linear(x, x, None, ops=OpSet()), F.linear(x, x))
+    half_precision._is_slow.cache_clear()

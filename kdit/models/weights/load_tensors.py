@@ -27,6 +27,7 @@ MAPPED_FROM = 1 << 20  # bytes; smaller tensors are copied, so that they do not 
 HUGE_FROM = 1 << 22  # bytes of a new tensor that is worth large pages
 PIECE = 1 << 22  # bytes that are read at once: fits in the cache while it is converted
 MAX_THREADS = 4
+_HAS_PREADV = hasattr(os, "preadv")
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -145,7 +146,8 @@ class _OpenFiles:
         handle = self._handle(path)
         try:
             while left:
-                count = os.preadv(handle, [left[: 1 << 30]], start)
+                piece = left[: 1 << 30]
+                count = os.preadv(handle, [piece], start) if _HAS_PREADV else _read_piece(path, piece, start)
                 if count == 0:
                     raise CheckpointError(f"{path} became shorter while it was read")
                 left, start = left[count:], start + count
@@ -179,6 +181,13 @@ class _OpenFiles:
     ) -> None:
         for handle in self._handles.values():
             os.close(handle)
+
+
+def _read_piece(path: Path, into: memoryview, start: int) -> int:
+    """For systems that cannot read at a position through a handle that threads share."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        return file.readinto(into)
 
 
 def _in_one_piece(info: TensorInfo) -> TensorInfo | None:
