@@ -139,7 +139,7 @@ class GeneratorRunner:
         denoise = self.definition.denoise
         assert states and all(s.steps_left for s in states), "a finished state was stepped"
         for state in states:
-            if state.current.phase is not state.phase:
+            if state.prepared is None or state.prepared.phase is not state.phase:
                 _prepare_phase(state)
         if len({s.step_key() for s in states}) > 1:
             raise InputError("these requests cannot share a step: latent shape, text length or guidance kind differ")

@@ -202,13 +202,11 @@ def _definition(key: ModelKey, latent: WanLatentHandler, denoise: WanDenoiseHand
 
 T2V_EXPERTS = WanExpertsDenoiseHandler(ModelKey.Wan2_2_T2V_14B, ModelKey.Wan2_2_T2V_14B_LOW)
 I2V_EXPERTS = WanExpertsDenoiseHandler(ModelKey.Wan2_2_I2V_14B, ModelKey.Wan2_2_I2V_14B_LOW)
-DEFINITIONS = tuple(
-    register_generator_def(_definition(key, latent, denoise))
-    for key, latent, denoise in (
-        (ModelKey.Wan2_1_T2V, WanLatentHandler(), WanDenoiseHandler()),
-        (ModelKey.Wan2_1_I2V, WanFramesLatentHandler(), WanDenoiseHandler()),
-        (ModelKey.Wan2_2_T2V_14B, WanLatentHandler(), T2V_EXPERTS),
-        (ModelKey.Wan2_2_I2V_14B, WanFramesLatentHandler(), I2V_EXPERTS),
-        (ModelKey.Wan2_2_TI2V_5B, WanPinnedLatentHandler(), WanPinnedDenoiseHandler()),
-    )
-)
+for _key, _latent, _denoise in (
+    (ModelKey.Wan2_1_T2V, WanLatentHandler(), WanDenoiseHandler()),
+    (ModelKey.Wan2_1_I2V, WanFramesLatentHandler(), WanDenoiseHandler()),
+    (ModelKey.Wan2_2_T2V_14B, WanLatentHandler(), T2V_EXPERTS),
+    (ModelKey.Wan2_2_I2V_14B, WanFramesLatentHandler(), I2V_EXPERTS),
+    (ModelKey.Wan2_2_TI2V_5B, WanPinnedLatentHandler(), WanPinnedDenoiseHandler()),
+):
+    register_generator_def(_definition(_key, _latent, _denoise))
