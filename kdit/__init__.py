@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kdit.collector import collector_paused
 from kdit.version import __version__
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ if not TYPE_CHECKING:  # a type checker would take any name at all for an export
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
             raise AttributeError(f"module 'kdit' has no attribute {name!r}")
-        value = getattr(import_module(_HOME_OF[name]), name)
+        with collector_paused():
+            value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value
         return value
 

@@ -9,6 +9,7 @@ import typer
 
 from kdit.cli.arguments import parse_size, readable_text
 from kdit.cli.messages import notes_on_stderr, one_line_errors
+from kdit.collector import collector_paused
 
 
 def generate(
@@ -96,10 +97,11 @@ def generate(
 ) -> None:
     """Make pictures or videos from prompts."""
     with one_line_errors(), notes_on_stderr():
-        from kdit.cli.components import parse_components
-        from kdit.cli.extra import parse_extra
-        from kdit.cli.generate import GenerateOptions, run_generate
-        from kdit.pipelines.extra_inputs import MediaInputs
+        with collector_paused():
+            from kdit.cli.components import parse_components
+            from kdit.cli.extra import parse_extra
+            from kdit.cli.generate import GenerateOptions, run_generate
+            from kdit.pipelines.extra_inputs import MediaInputs
 
         options = GenerateOptions(
             prompts=tuple(readable_text(text, "PROMPT") for text in prompt or ()),

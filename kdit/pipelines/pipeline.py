@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from kdit.collector import collector_paused
 from kdit.config import CacheConfig, ExecuteConfig, ParallelConfig, RuntimeConfig, SampleConfig
 from kdit.engine.engine import Engine
 from kdit.errors import Cancelled, ConfigError, InputError
@@ -31,6 +32,7 @@ from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.feeds import checked_feeds, spatial_feeds
 from kdit.pipelines.loader_context import loader_context
+from kdit.pipelines.long_prompts import refuse_long_prompts
 from kdit.pipelines.memory import rows_that_fit
 from kdit.pipelines.options import check_cache_config, check_execute_config, check_parallel_config, require
 from kdit.pipelines.pipeline_def import PipelineDef
@@ -93,6 +95,7 @@ class Pipeline:
         return pipeline
 
     @classmethod
+    @collector_paused()
     def open(
         cls,
         path: str | Path,
@@ -126,6 +129,7 @@ class Pipeline:
             engine=engine,
         )
 
+    @collector_paused()
     def load_models(self, *, cancel: CancelToken | None = None) -> None:
         """Run the graph's loaders; ``cancel`` stops between two of them with ``Cancelled``.
 
@@ -224,6 +228,8 @@ class Pipeline:
             vae_model_key=self.family.vae,
         )
         builder.check_feeds(inputs)
+        if not self._loaded:  # else TEXT_ENCODE, which comes first, counts with the tokenizers that are in memory
+            refuse_long_prompts(builder, inputs, self.checkpoint, self.family)
         notices += builder.notices(inputs)
         assert inputs.runtime_config.size is not None and inputs.sample_config.steps is not None
         shape = self.family.latents.shape(self.checkpoint, inputs.runtime_config.size, inputs.runtime_config.frame_num)

@@ -73,6 +73,12 @@ def measure(job: Job) -> dict[str, float]:
 
 
 def _main(job: Job) -> None:
+    if job.side == "kdit":
+        from kdit import Pipeline as Pipeline  # each side imports torch through its own door
+    else:
+        import diffusers
+
+        getattr(diffusers, job.call.pipeline)
     import torch
 
     torch.set_num_threads(job.threads)
