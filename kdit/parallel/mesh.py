@@ -6,13 +6,14 @@ from kdit.errors import ConfigError
 from kdit.parallel.group import Group
 
 AXES = ("dp", "cfg", "ring", "ulysses", "tp")  # outermost first
+SEQUENCE_AXES = ("ring", "ulysses")  # tokens are split over these, ring outermost
 
 
 class Mesh:
     """Groups by axis name. This one is a single rank: every group has size 1."""
 
     def group(self, *axes: str) -> Group:
-        """The group of all ranks that differ from this one along ``axes`` only."""
+        """The group of all ranks that differ from this one along ``axes`` only, in mesh order."""
         unknown = [axis for axis in axes if axis not in AXES]
         if unknown:
             raise ConfigError(f"unknown mesh axis {', '.join(unknown)}; known: {', '.join(AXES)}")
