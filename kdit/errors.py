@@ -15,8 +15,9 @@
     └── Cancelled                  the caller asked to stop between two steps
 
 Each is also the builtin that callers of a plain Python library would expect. Messages say what was
-got, what was expected and where. The command line prints them in one line; a server maps the first
-group (everything but NonFiniteError and Cancelled) to 4xx.
+got, what was expected and where. Names of settings stand between backquotes (`SampleConfig.steps`), in whose place the
+command line puts its options (kdit/cli/option_names.py). It prints a message in one line, and below it the table that
+a CheckpointError may have; a server maps the first group (everything but NonFiniteError and Cancelled) to 4xx.
 """
 
 
@@ -56,7 +57,17 @@ class RegistryError(KditError, KeyError):
 
 
 class CheckpointError(KditError, ValueError):
-    """Files of a checkpoint that are damaged, foreign, incomplete or do not fit the network."""
+    """Files of a checkpoint that are damaged, foreign, incomplete or do not fit the network.
+
+    ``table``: lines about single components, which follow the message.
+    """
+
+    def __init__(self, message: str, *, table: str = "") -> None:
+        super().__init__(message)
+        self.table = table
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.table}" if self.table else super().__str__()
 
 
 class CheckpointMissingError(CheckpointError, FileNotFoundError):

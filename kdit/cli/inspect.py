@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
+from kdit.cli.inspect_layout import read_layout
 from kdit.cli.inspect_memory import MemoryQuestion, MemoryReport, memory_lines, memory_report, readable
 from kdit.errors import CheckpointError
 from kdit.keys import FAMILIES, FamilyEntry
-from kdit.models.checkpoint import INDEX_FILE, Checkpoint, read_components, read_index, resolve_model_path
-from kdit.models.checkpoint_info import CheckpointInfo, read_info
+from kdit.models.checkpoint import INDEX_FILE, Checkpoint
+from kdit.models.single_file.component_table import ComponentRow
+from kdit.models.single_file.component_table import render as render_rows
+from kdit.models.single_file.sources import Components
 from kdit.models.weights.component_folder import ComponentFolder, ComponentKind
 from kdit.models.weights.weight_files import WeightFiles
 
@@ -32,18 +35,28 @@ class ComponentReport(TypedDict):
     notices: list[str]  # what is odd and harms nothing
 
 
+class ComponentSource(TypedDict):
+    """Where one component comes from; of a missing one, the option that supplies it."""
+
+    name: str
+    state: str
+    source: str
+
+
 class InspectReport(TypedDict):
-    """A checkpoint folder. JSON-able."""
+    """A checkpoint folder or file. JSON-able."""
 
     path: str
     ok: bool
     pipeline_class: str | None
     family: str | None  # None: kdit has no network for it
+    part_of: list[str]  # of a file without a network: the families that it can be a part of
     supported: bool  # whether kdit has a pipeline for it
     name: str | None
     version: str | None
     attribution: list[str]
     components: list[ComponentReport]
+    sources: list[ComponentSource]  # where components come from, or what would supply them, if not all from one folder
     parameters: int
     weight_bytes: dict[str, int]  # memory of all weights: as stored, and loaded in a dtype
     missing_optional: list[str]  # components that the pipeline can do without
@@ -52,29 +65,26 @@ class InspectReport(TypedDict):
     faults: list[str]  # those that belong to no component
 
 
-def inspect_report(path: str | Path, question: MemoryQuestion | None = None) -> InspectReport:
-    """Look at a folder, or at "mini", and list everything that is wrong with it.
+def inspect_report(
+    path: str | Path, question: MemoryQuestion | None = None, components: Components | None = None
+) -> InspectReport:
+    """Look at a folder, a file or "mini", and list everything that is wrong with it.
 
     Tensor names and shapes are compared for kdit's own networks; those of text encoders and autoencoders
     are compared when they are loaded. ``question``: whose memory to estimate, by default one sample at default size.
-    Raises CheckpointError only if there is no folder at all, and InputError for a question that has no answer.
+    ``components``: where parts come from that ``path`` lacks, as ``Pipeline.from_models`` takes them.
+    Raises CheckpointError only if there is nothing at all, and InputError for what has no answer.
     """
-    folder = resolve_model_path(path)
-    faults: list[str] = []
-    index, components = _read_layout(folder, faults)
-    info = CheckpointInfo()
-    try:
-        info = read_info(folder)
-    except CheckpointError as fault:
-        faults.append(str(fault))
-    scanned = [_component_report(component) for component in components.values()]
+    layout = read_layout(path, components)
+    checkpoint, faults = layout.checkpoint, list(layout.faults)
+    folder, index, info = checkpoint.path, checkpoint.index, checkpoint.info
+    scanned = [_component_report(component) for component in checkpoint.components.values()]
     pipeline_class = str(index["_class_name"]) if index else None
-    entry = _family(pipeline_class, components)
+    entry = _family(pipeline_class, checkpoint.components)
     supported = entry is not None and pipeline_class in entry.pipelines
     if index and not supported:
         known = ", ".join(name for family in FAMILIES.values() for name in family.pipelines)
         faults.append(f"{folder / INDEX_FILE}: _class_name is {pipeline_class!r}; kdit has pipelines for {known}")
-    checkpoint = Checkpoint(folder, index, components, info)
     if index and supported and not (folder.is_file() and faults):  # those name what is missing already
         faults += _pipeline_faults(checkpoint, scanned)
     intact = bool(scanned) and all(report["status"] == "ok" for report in scanned)
@@ -85,11 +95,13 @@ def inspect_report(path: str | Path, question: MemoryQuestion | None = None) -> 
         ok=usable,
         pipeline_class=pipeline_class,
         family=entry.title if entry else None,
+        part_of=list(layout.part_of),
         supported=supported,
         name=info.name,
         version=info.version,
         attribution=list(info.attribution),
         components=scanned,
+        sources=[ComponentSource(name=row.name, state=row.state, source=row.source) for row in checkpoint.rows],
         parameters=parameters,
         weight_bytes={
             "stored": sum(report["bytes"] for report in scanned),
@@ -105,7 +117,9 @@ def inspect_report(path: str | Path, question: MemoryQuestion | None = None) -> 
 def render(report: InspectReport) -> str:
     """The report as lines of text."""
     title = " ".join(part for part in (report["name"], report["version"]) if part)
-    kind = report["family"] or "no family of kdit"
+    kind = report["family"] or (
+        f"part of {' or '.join(report['part_of'])}" if report["part_of"] else "no family of kdit"
+    )
     lines = [report["path"] + (f": {title}" if title else ""), f"{kind}, {report['pipeline_class'] or 'no pipeline'}"]
     rows = [_row(component) for component in report["components"]]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(len(rows[0]) if rows else 0)]
@@ -113,6 +127,8 @@ def render(report: InspectReport) -> str:
         lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         lines += [f"      ! {fault}" for fault in component["faults"]]
         lines += [f"      {notice}" for notice in component["notices"]]
+    if report["sources"]:
+        lines += ["components:", render_rows([ComponentRow(**source) for source in report["sources"]])]
     memory = report["weight_bytes"]
     lines.append(f"{report['parameters']:,} parameters")
     sizes = [readable(size) + (" as stored" if name == "stored" else f" in {name}") for name, size in memory.items()]
@@ -127,36 +143,6 @@ def render(report: InspectReport) -> str:
     lines += [f"! {fault}" for fault in report["faults"]]
     lines.append("ok" if report["ok"] else "NOT usable as it is: see the lines with !")
     return "\n".join(lines)
-
-
-def _read_layout(folder: Path, faults: list[str]) -> tuple[dict[str, object], dict[str, ComponentFolder]]:
-    """The index and its components; without a usable index, the sub-folders that have a model's config."""
-    if folder.is_file():
-        return _read_file(folder, faults)
-    try:
-        index = read_index(folder)
-        return index, read_components(folder, index)
-    except CheckpointError as fault:
-        faults.append(str(fault))
-    found = {}
-    for config in sorted(folder.glob("*/config.json")):
-        try:
-            found[config.parent.name] = ComponentFolder.at(config.parent)
-        except CheckpointError as fault:
-            faults.append(str(fault))
-    return {}, found
-
-
-def _read_file(path: Path, faults: list[str]) -> tuple[dict[str, object], dict[str, ComponentFolder]]:
-    """What a single file holds; what it lacks is a fault that says who supplies it."""
-    try:
-        opened = Checkpoint.open(path)
-    except CheckpointError as fault:
-        faults.append(str(fault))
-        return {}, {}
-    if opened.missing is not None:
-        faults.append(str(opened.missing))
-    return opened.index, opened.components
 
 
 def _component_report(component: ComponentFolder) -> ComponentReport:

@@ -85,6 +85,10 @@ def verify(
 @app.command()
 def inspect(
     path: Annotated[str, typer.Argument(help='A checkpoint folder or file, or "mini".')],
+    components: Annotated[
+        list[str] | None,
+        typer.Option(help="Where parts come from that PATH lacks: FOLDER, NAME=PATH or NAME=none; repeatable."),
+    ] = None,
     size: Annotated[str | None, typer.Option(help="Estimate memory for this size.", metavar="WIDTHxHEIGHT")] = None,
     frames: Annotated[int | None, typer.Option(help="Estimate memory for so many frames.", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Estimate memory for so many samples at once.", min=1)] = 1,
@@ -95,6 +99,7 @@ def inspect(
 ) -> None:
     """Say what a checkpoint holds: family, components, dtypes, sizes, what is missing, and the memory it needs."""
     with one_line_errors(), notes_on_stderr():
+        from kdit.cli.components import parse_components
         from kdit.cli.inspect import inspect_report, render
         from kdit.cli.inspect_memory import MemoryQuestion
 
@@ -106,7 +111,7 @@ def inspect(
             dtype=dtype,
             device=device,
         )
-        report = inspect_report(path, question)
+        report = inspect_report(path, question, parse_components(components or []))
         typer.echo(json.dumps(report) if as_json else render(report))
     raise typer.Exit(0 if report["ok"] else 1)
 

@@ -150,8 +150,9 @@ class GeneratorRunner:
         for state, prediction in zip(states, predictions, strict=True):
             if not bool(torch.isfinite(prediction).all()):
                 raise NonFiniteError(
-                    f"denoise, step {state.step_index + 1} of {state.num_steps}: the network's output for run "
-                    f"{state.run} holds NaN or infinity; check the weights, or use another dtype"
+                    f"denoise, step {state.step_index + 1} of {state.num_steps}: the network's output for "
+                    f"{_not_finite(prediction.flatten(2).transpose(0, 1), state)} holds NaN or infinity; check the "
+                    "weights, or use another dtype"
                 )
         reports = []
         for state, prediction in zip(states, predictions, strict=True):
@@ -168,7 +169,10 @@ class GeneratorRunner:
         """The denoised latents [B, C, (F,) H, W]."""
         _impose_pinned(state)
         if not bool(torch.isfinite(state.latents).all()):
-            raise NonFiniteError(f"denoise, end: the latents of run {state.run} hold NaN or infinity")
+            raise NonFiniteError(
+                f"denoise, end: the latents of {_not_finite(state.latents, state)} hold NaN or infinity; check the "
+                "weights, or use another dtype"
+            )
         return self.definition.latent.unpack(state.latents, state.noise_shape)
 
     def run(self, ctx: GeneratorInferContext, on_step: Callable[[StepReport], None] | None = None) -> Tensor:
@@ -179,6 +183,14 @@ class GeneratorRunner:
             if on_step is not None:
                 on_step(report)
         return self.finish(state)
+
+
+def _not_finite(by_sample: Tensor, state: DenoiseState) -> str:
+    """The samples [B, ...] with a value that is not finite, as the caller knows them."""
+    seeds = [
+        str(rng.initial_seed()) for rng, sample in zip(state.rng, by_sample, strict=True) if not sample.isfinite().all()
+    ]
+    return f"the sample with seed {seeds[0]}" if len(seeds) == 1 else f"the samples with seeds {', '.join(seeds)}"
 
 
 def _prepare_phase(state: DenoiseState) -> None:

@@ -60,7 +60,8 @@ def _read_defaults(table: dict[str, object], where: str) -> CheckpointDefaults:
         checked = SampleConfig(**{name: value for name, value in table.items() if name != "size"})  # type: ignore[arg-type]
         runtime = RuntimeConfig(size=None if size is None else tuple(size))
     except ConfigError as error:
-        raise CheckpointError(f"{where}: {error}") from error
+        told = str(error).replace("`", "")  # no option of the command line would help
+        raise CheckpointError(f"{where}: {told}") from error
     return CheckpointDefaults(
         size=runtime.size,
         steps=checked.steps,

@@ -20,6 +20,8 @@ def checkpoint_faults(checkpoint: Checkpoint, family: FamilyPipeline) -> list[Ch
     used = [c for c in family.components.values() if not c.optional or c.folder in held]
     needed = [name for c in used for name in (c.folder, c.tokenizer) if name is not None]
     faults = list(checkpoint.faults())
+    if checkpoint.missing is not None:  # which names them all
+        return faults
     for name in needed:
         if name not in checkpoint.components:
             faults += _fault_of(partial(checkpoint.component, name))

@@ -28,6 +28,7 @@ from kdit.nodes.infer.generate import GeneratorNode
 from kdit.pipelines.cancel_token import CancelToken
 from kdit.pipelines.checkpoint_faults import check_component_names, checkpoint_faults
 from kdit.pipelines.dag import apply_feeds, topo_sort
+from kdit.pipelines.expect import expect
 from kdit.pipelines.extra_inputs import ExtraInputs
 from kdit.pipelines.family_pipeline import FamilyPipeline
 from kdit.pipelines.feeds import checked_feeds, spatial_feeds
@@ -106,8 +107,8 @@ class Pipeline:
         engine: Engine | None = None,
     ) -> Pipeline:
         """Everything of ``from_models`` but loading: requests can be made (``request``), not run."""
-        _expect(execute_config, ExecuteConfig)
-        _expect(parallel_config, ParallelConfig)
+        expect(execute_config, ExecuteConfig)
+        expect(parallel_config, ParallelConfig)
         execute_config, parallel_config = execute_config or ExecuteConfig(), parallel_config or ParallelConfig()
         if not isinstance(path, str | Path):
             raise InputError(f"from_models takes a folder or the name of a built-in model, got {path!r}")
@@ -191,12 +192,12 @@ class Pipeline:
         feeds: Mapping[TensorKey, TensorData] | None = None,
     ) -> PipelineRequest:
         """Check a request and fill in its defaults. Needs no loaded weights."""
-        _expect(cache_config, list)
+        expect(cache_config, list)
         caches = self.execute_config.cache_config if cache_config is None else tuple(cache_config)
         check_cache_config(self.family.network, caches)
-        _expect(sample_config, SampleConfig)
-        _expect(runtime_config, RuntimeConfig)
-        _expect(extra_inputs, ExtraInputs)
+        expect(sample_config, SampleConfig)
+        expect(runtime_config, RuntimeConfig)
+        expect(extra_inputs, ExtraInputs)
         inputs, notices = make_inputs(
             self._defaults_for(extra_inputs),
             self.execute_config,
@@ -213,7 +214,7 @@ class Pipeline:
         )
         fed = checked_feeds(feeds)
         if inputs.negative_prompts is None and fed.pop(TensorKey.NEGATIVE, None) is not None:
-            notices.append("NEGATIVE was fed but cfg_scale is 1 or less, so it is not used")
+            notices.append("NEGATIVE was fed but `cfg_scale` is 1 or less, so it is not used")
         # Of what the loop's node could take, a family may read less.
         generator_def(self.family.network).check_inputs(key for key in fed if key in GeneratorNode.input_defs)
         inputs.settings["fed"] = sorted(key.value for key in fed)
@@ -238,20 +239,22 @@ class Pipeline:
         inputs = replace(inputs, rows_per_forward=rows_that_fit(floor, inputs, self._device(), pending=self._pending()))
         inputs.settings["rows_per_forward"] = inputs.rows_per_forward
         self._try_schedule(steps, shape)
-        return PipelineRequest(
+        request = PipelineRequest(
             owner=self,
             builder=builder,
             inputs=inputs,
             feeds=spatial_feeds(fed, inputs, shape, self.family.latents),
             notices=tuple(notices),
         )
+        request.check_file_texts()
+        return request
 
     def begin(self, request: PipelineRequest, *, hold: Collection[TensorKey] = ()) -> PipelineRun:
         """Run a request up to its first denoising step.
 
         ``hold`` names tensors of the graph that stay readable through ``PipelineRun.fetch``.
         """
-        _expect(request, PipelineRequest)
+        expect(request, PipelineRequest)
         if request.owner is not self:
             raise InputError("a request is run by the pipeline whose request(...) made it; this is another's")
         self._check_open()
@@ -301,9 +304,9 @@ class Pipeline:
         The runs must come from one Pipeline and have steps left; they may stand at different steps and have
         different prompts, seeds, step counts and guidance values. Raises InputError if their shapes differ.
         """
-        _expect(runs, (list, tuple))
+        expect(runs, (list, tuple))
         for run in runs:
-            _expect(run, PipelineRun)
+            expect(run, PipelineRun)
         if not runs or any(run.steps_left == 0 for run in runs):
             raise InputError("step takes one run at least, each with steps left")
         first = runs[0]
@@ -373,15 +376,6 @@ class Pipeline:
         }
 
 
-def _expect(given: object, kind: type | tuple[type, ...]) -> None:
-    """``given`` must be a ``kind``, or None where a default stands for it."""
-    if given is not None and not isinstance(given, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        raise InputError(
-            f"expected {' or '.join(k.__name__ for k in kinds)}, got {type(given).__name__}: {given!r:.80}"
-        )
-
-
 def _engine_for(engine: Engine | None, execute_config: ExecuteConfig, parallel_config: ParallelConfig) -> Engine:
     """The given engine, if it is what the configs ask for, else the default one or one for the stated device."""
     if engine is None:
@@ -390,7 +384,7 @@ def _engine_for(engine: Engine | None, execute_config: ExecuteConfig, parallel_c
     info = engine.executors[0].device_info
     if execute_config.device is not None and torch.device(execute_config.device) != info.compute_device:
         raise ConfigError(
-            f"ExecuteConfig.device is {execute_config.device}, the given engine runs on {info.compute_device}"
+            f"`ExecuteConfig.device` is {execute_config.device}, the given engine runs on {info.compute_device}"
         )
     if parallel_config.world_size != info.world_size:
         raise ConfigError(

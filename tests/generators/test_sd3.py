@@ -108,7 +108,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4, 28])
+@pytest.mark.parametrize("steps", [1, 2, 4, 8, 28, 1000])
 def test_sigmas_fall_from_1_to_0(steps: int) -> None:
     scheduler: Any = RUNNER.schedule(SCHEDULER, steps, (4, 6, 8))
     sigmas = scheduler.sigmas.tolist()

@@ -152,6 +152,21 @@ def test_timesteps_are_those_of_the_scheduler_and_whole_numbers() -> None:
     assert torch.equal(state.model_times, judge.timesteps) and state.model_times.dtype == torch.int64
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4, 8, 1000])
+@pytest.mark.parametrize("shift", [3.0, 5.0])
+def test_the_schedule_is_that_of_diffusers(shift: float, steps: int) -> None:
+    """Sigmas fall strictly to 0, and are the same when they are set again: the shift acts once."""
+    config = UNIPC | {"flow_shift": shift}
+    judge = diffusers.UniPCMultistepScheduler.from_config(config)
+    judge.set_timesteps(steps)
+    scheduler: Any = RUNNER.schedule(config, steps, SHAPE)
+    assert torch.equal(scheduler.sigmas, judge.sigmas) and torch.equal(scheduler.timesteps, judge.timesteps)
+    assert scheduler.sigmas[0] == pytest.approx(1, abs=1e-5) and scheduler.sigmas[-1] == 0
+    assert bool((scheduler.sigmas.diff() < 0).all())
+    RUNNER.definition.denoise.set_timesteps(scheduler, steps, SHAPE)
+    assert torch.equal(scheduler.sigmas, judge.sigmas)
+
+
 PINNED = generator_def(ModelKey.Wan2_2_TI2V_5B)
 
 

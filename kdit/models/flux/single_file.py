@@ -61,15 +61,12 @@ ROPE_AXES = {128: (16, 56, 56)}  # of the published models, by head dim
 
 
 def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
-    """The network's config. Raises CheckpointError where shapes do not tell it and ``like`` does not either."""
+    """The network's config; the rotary axes are None where the heads do not tell them and ``like`` does not either."""
     dim, in_channels = shapes["x_embedder.weight"]
     (head_dim,) = shapes["transformer_blocks.0.attn.norm_q.weight"]
     axes = like.get("axes_dims_rope") if like.get("attention_head_dim", 128) == head_dim else None
-    if axes is None and head_dim not in ROPE_AXES:
-        raise CheckpointError(
-            f"FLUX.1 with heads of {head_dim} channels: axes_dims_rope is unknown;"
-            " give a folder whose transformer/config.json states it (components=FOLDER)"
-        )
+    if not isinstance(axes, list | tuple):
+        axes = ROPE_AXES.get(head_dim)
     return {
         "patch_size": 1,
         "in_channels": in_channels,
@@ -81,7 +78,7 @@ def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
         "joint_attention_dim": shapes["context_embedder.weight"][1],
         "pooled_projection_dim": shapes["time_text_embed.text_embedder.linear_1.weight"][1],
         "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
-        "axes_dims_rope": list(axes if isinstance(axes, list | tuple) else ROPE_AXES[head_dim]),
+        "axes_dims_rope": None if axes is None else list(axes),
     }
 
 
@@ -133,6 +130,8 @@ SINGLE_FILE = SingleFileFamily(
     config=config_from_shapes,
     forms=forms,
     scheduler=scheduler_config,
+    components=COMPONENTS,
     text_parts={"clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
+    untold=("axes_dims_rope",),
     vae=kl_autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
 )

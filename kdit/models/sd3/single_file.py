@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from kdit.errors import CheckpointError
 from kdit.models.single_file.family import Config, PipelineForm, Shapes, SingleFileFamily, num_indices
 from kdit.models.single_file.name_rule import NameRule, layer, named
 from kdit.models.single_file.vae_kl import kl_autoencoder
@@ -71,7 +70,7 @@ def rules(names: Collection[str]) -> tuple[NameRule, ...]:
 
 
 def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
-    """The network's config. Raises CheckpointError where shapes do not tell it and ``like`` does not either."""
+    """The network's config; the heads are None where shapes do not tell them and ``like`` does not either."""
     dim, channels, patch_size, _ = shapes["pos_embed.proj.weight"]
     num_layers = num_indices(shapes, "transformer_blocks")
     norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
@@ -82,7 +81,7 @@ def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
         "out_channels": channels,
         "num_layers": num_layers,
         "attention_head_dim": head_dim,
-        "num_attention_heads": dim // head_dim,
+        "num_attention_heads": None if head_dim is None else dim // head_dim,
         "joint_attention_dim": shapes["context_embedder.weight"][1],
         "caption_projection_dim": shapes["context_embedder.weight"][0],
         "pooled_projection_dim": shapes["time_text_embed.text_embedder.linear_1.weight"][1],
@@ -94,17 +93,12 @@ def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
     }
 
 
-def _head_dim(dim: int, like: Mapping[str, object]) -> int:
+def _head_dim(dim: int, like: Mapping[str, object]) -> int | None:
     """Without norms of queries and keys no shape shows the heads."""
     heads, head_dim = like.get("num_attention_heads"), like.get("attention_head_dim")
     if isinstance(heads, int) and isinstance(head_dim, int) and heads * head_dim == dim:
         return head_dim
-    if dim % HEAD_DIM:
-        raise CheckpointError(
-            f"Stable Diffusion 3 of width {dim}, which is no multiple of {HEAD_DIM}: attention_head_dim is unknown;"
-            " give a folder whose transformer/config.json states it (components=FOLDER)"
-        )
-    return HEAD_DIM
+    return None if dim % HEAD_DIM else HEAD_DIM
 
 
 def forms(config: Mapping[str, object], given: Collection[str]) -> tuple[PipelineForm, ...]:
@@ -126,7 +120,9 @@ SINGLE_FILE = SingleFileFamily(
     config=config_from_shapes,
     forms=forms,
     scheduler=scheduler_config,
+    components=COMPONENTS,
     text_parts={"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5xxl": "text_encoder_3"},
     vae=kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609),
     optional={"text_encoder_3": ("tokenizer_3",)},
+    untold=("attention_head_dim",),
 )

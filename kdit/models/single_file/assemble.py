@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from kdit.errors import CheckpointError, CheckpointMissingError
 from kdit.models.single_file import text_encoders
 from kdit.models.single_file.component_table import (
     FOUND,
+    INCOMPLETE,
     LEFT_OUT,
     MISSING,
     PUBLISHED,
@@ -20,6 +21,7 @@ from kdit.models.single_file.component_table import (
 )
 from kdit.models.single_file.family import Config, PipelineForm, SingleFileFamily, families
 from kdit.models.single_file.file_component import FileComponent, component_of
+from kdit.models.single_file.lone_parts import lone_rows
 from kdit.models.single_file.parts import NETWORK, VAE
 from kdit.models.single_file.recognise import FilePart, FileParts, open_parts
 from kdit.models.single_file.sources import ComponentSources
@@ -52,9 +54,9 @@ def assemble_file(path: Path, base: Layout | None, sources: ComponentSources) ->
     if network is None:
         kinds = ", ".join(part.class_name for part in held.parts)
         raise CheckpointError(
-            f"{path} holds no diffusion transformer, only {kinds}; give the file of the transformer as the model and"
-            ' this one as one of its components, such as components={"text_encoder": PATH}'
-            " (--components text_encoder=PATH)"
+            f"{path} holds no diffusion transformer, only {kinds}; give the file or folder of the transformer as the"
+            " model, and this one as one of its components",
+            table=render(lone_rows(held.parts)),
         )
     if NETWORK in sources.names:
         raise CheckpointError(
@@ -150,12 +152,22 @@ class _Assembly:
         return CheckpointMissingError(
             f"{self.network.path} ({title}) lacks {', '.join(missing)}. A folder of a {self.family.title} pipeline"
             " supplies them all, components=FOLDER (--components FOLDER), or give them one by one,"
-            f' components={{"{missing[0]}": PATH}}, None to leave one out:\n{render(self.rows)}'
+            f' components={{"{missing[0]}": PATH}}{self._may_be_left_out(missing)}',
+            table=render(self.rows),
         )
 
-    def _take(self, name: str, component: ComponentFolder, state: str = FOUND) -> None:
+    def _may_be_left_out(self, missing: Sequence[str]) -> str:
+        optional = [name for name in missing if name in self.family.optional]
+        return f"; None leaves {' or '.join(optional)} out" if optional else ""
+
+    def _take(self, name: str, component: ComponentFolder) -> None:
         self.components[name] = component
-        self.rows.append(ComponentRow(name, state, f"{component.path} ({component.class_name})"))
+        source = f"{component.path} ({component.class_name})"
+        if isinstance(component, FileComponent) and component.fault is not None:
+            unknown = ", ".join(self.family.unknown(component.config))
+            self.rows.append(ComponentRow(name, INCOMPLETE, f"{source}; --components FOLDER supplies {unknown}"))
+        else:
+            self.rows.append(ComponentRow(name, FOUND, source))
 
     def _resolve(self, name: str, library: str, class_name: str) -> ComponentFolder | None:
         """From what was given, from the file, from the folder; None if it is in neither or settled already."""
@@ -196,7 +208,12 @@ class _Assembly:
             raise CheckpointMissingError(f"components[{name!r}]: there is no folder or file {folder}")
         stated = ComponentFolder(folder, class_name, library)
         if stated.kind is ComponentKind.MODEL:
-            return replace(ComponentFolder.at(folder), library=library)
+            model = ComponentFolder.at(folder)
+            if model.class_name != class_name:
+                raise CheckpointError(
+                    f"components[{name!r}]: {folder} is a {model.class_name}, expected a {class_name}"
+                )
+            return replace(model, library=library)
         if stated.kind is ComponentKind.SCHEDULER:
             found = stated.config.get("_class_name")
             if not isinstance(found, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-FOUND, MISSING, LEFT_OUT, PUBLISHED = "found", "missing", "left out", "published"
+FOUND, INCOMPLETE, MISSING, LEFT_OUT, PUBLISHED = "found", "incomplete", "missing", "left out", "published"
 
 
 class ComponentRow(NamedTuple):

@@ -47,14 +47,21 @@ class SingleFileFamily:
     rules: Callable[[Collection[str]], tuple[NameRule, ...]]
     """The authors' names to diffusers', given all names; of several rules for one name the first counts."""
     config: Callable[[Shapes, Mapping[str, object]], Config]
-    """Config from shapes; the second argument is the config of a like network, for what shapes do not tell."""
+    """Config from shapes; the second argument is the config of a like network, for what shapes do not tell.
+    What neither tells is None there, and one of ``untold``."""
     forms: Callable[[Mapping[str, object], Collection[str]], tuple[PipelineForm, ...]]
     """Pipelines for a network of this config, the likeliest first, given the names of the components supplied."""
     scheduler: Callable[[Mapping[str, object]], Config]
     """The published scheduler_config.json for a network of this config."""
+    components: Mapping[str, tuple[str, str]]  # that all its pipelines have beside the network
     vae: VaeForm
     text_parts: Mapping[str, str]  # text encoder in whole checkpoints -> component
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # may be left out, with what goes along
+    untold: tuple[str, ...] = ()  # settings that no shape shows if the network is of no published size
+
+    def unknown(self, config: Mapping[str, object]) -> tuple[str, ...]:
+        """Settings that ``config`` leaves open, without which there is no network."""
+        return tuple(name for name in self.untold if config.get(name) is None)
 
 
 def families() -> tuple[SingleFileFamily, ...]:

@@ -23,6 +23,7 @@ class FileComponent(ComponentFolder):
     part: str = ""
     stated: Mapping[str, object] = field(default_factory=dict)
     tensors: WeightFiles | None = None  # None: a scheduler
+    fault: CheckpointError | None = None  # why it cannot be loaded
 
     @property
     def name(self) -> str:
@@ -41,12 +42,15 @@ class FileComponent(ComponentFolder):
 
     def scan(self) -> ComponentScan:
         """The file was checked when it was opened."""
-        return ComponentScan(self.tensors, ())
+        return ComponentScan(self.tensors, () if self.fault is None else (self.fault,))
 
 
 def component_of(part: FilePart, name: str, class_name: str, config: Mapping[str, object]) -> FileComponent:
-    """The component ``name`` from a part of a file; ``config`` without its class."""
+    """The component ``name`` from a part of a file; ``config`` without its class. A network whose config leaves
+    something open cannot be loaded.
+    """
     stated = {"_class_name": class_name} if part.library == "diffusers" else {"architectures": [class_name]}
+    unknown = () if part.family is None else part.family.unknown(config)
     return FileComponent(
         part.path,
         class_name,
@@ -55,6 +59,16 @@ def component_of(part: FilePart, name: str, class_name: str, config: Mapping[str
         part=part.part,
         stated={**config, **stated},
         tensors=WeightFiles(part.path, (part.path,), fit_class(class_name, part.tensors)),
+        fault=_untold(part, ", ".join(unknown)) if unknown else None,
+    )
+
+
+def _untold(part: FilePart, names: str) -> CheckpointError:
+    assert part.family is not None
+    return CheckpointError(
+        f"{part.path}: {names} is unknown; a {part.class_name} of this size was never published, and no shape shows"
+        f" it; give a folder of a {part.family.title} pipeline whose transformer/config.json states it,"
+        " components=FOLDER (--components FOLDER)"
     )
 
 

@@ -93,6 +93,11 @@ def fit_class(class_name: str, tensors: Mapping[str, TensorInfo]) -> dict[str, T
     return {name: info for name, info in tensors.items() if class_name != CLIP or name != _PROJECTION}
 
 
+def can_be(class_name: str, found: str) -> bool:
+    """Whether the tensors of a ``found`` encoder serve as ``class_name``."""
+    return found in SAME_TENSORS.get(class_name, ()) and not (class_name == CLIP_PROJECTED and found == CLIP)
+
+
 def check_class(path: Path, class_name: str, tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse a CLIP without the projection that the pipeline reads."""
     if class_name == CLIP_PROJECTED and _PROJECTION not in tensors:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from kdit.errors import CheckpointError
 from kdit.models.single_file.family import Config, PipelineForm, Shapes, SingleFileFamily, num_indices
 from kdit.models.single_file.name_rule import layer, named
 from kdit.models.wan.vae_file import AUTOENCODER
@@ -64,13 +63,14 @@ BOUNDARY_T2V, BOUNDARY_I2V = 0.875, 0.9  # where the experts of 2.2 change over
 
 
 def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
-    """The network's config. Raises CheckpointError where shapes do not tell it and ``like`` does not either."""
+    """The network's config; the heads are None where shapes do not tell them and ``like`` does not either."""
     dim, in_channels, *patch = shapes["patch_embedding.weight"]
+    head_dim = _head_dim(dim, like)
     image, positions = shapes.get(f"{_IMAGE}.norm1.weight"), shapes.get(f"{_IMAGE}.pos_embed")
     config: Config = {
         "patch_size": patch,
-        "num_attention_heads": dim // _head_dim(dim, like),
-        "attention_head_dim": _head_dim(dim, like),
+        "num_attention_heads": None if head_dim is None else dim // head_dim,
+        "attention_head_dim": head_dim,
         "in_channels": in_channels,
         "out_channels": shapes["proj_out.weight"][0] // math.prod(patch),
         "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],
@@ -85,17 +85,12 @@ def config_from_shapes(shapes: Shapes, like: Mapping[str, object]) -> Config:
     return config | {name: like[name] for name in ("eps", "rope_max_seq_len") if name in like}
 
 
-def _head_dim(dim: int, like: Mapping[str, object]) -> int:
+def _head_dim(dim: int, like: Mapping[str, object]) -> int | None:
     """Queries and keys are normalised across heads, so no shape shows the heads."""
     heads, head_dim = like.get("num_attention_heads"), like.get("attention_head_dim")
     if isinstance(heads, int) and isinstance(head_dim, int) and heads * head_dim == dim:
         return head_dim
-    if dim % HEAD_DIM:
-        raise CheckpointError(
-            f"Wan of width {dim}, which is no multiple of {HEAD_DIM}: attention_head_dim is unknown;"
-            " give a folder whose transformer/config.json states it (components=FOLDER)"
-        )
-    return HEAD_DIM
+    return None if dim % HEAD_DIM else HEAD_DIM
 
 
 def forms(config: Mapping[str, object], given: Collection[str]) -> tuple[PipelineForm, ...]:
@@ -143,6 +138,8 @@ SINGLE_FILE = SingleFileFamily(
     config=config_from_shapes,
     forms=forms,
     scheduler=scheduler_config,
+    components=COMPONENTS,
     vae=AUTOENCODER,
     text_parts={"umt5xxl": "text_encoder"},
+    untold=("attention_head_dim",),
 )

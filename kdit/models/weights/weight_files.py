@@ -103,7 +103,8 @@ def raise_first(faults: Sequence[CheckpointError]) -> None:
         return
     first, others = faults[0], len(faults) - 1
     if others:
-        raise type(first)(f"{first} [and {others} more; 'kdit inspect' lists all]") from first
+        message = f"{first.args[0]} [and {others} more; 'kdit inspect' lists all]"
+        raise type(first)(message, table=first.table) from first
     raise first
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from kdit.nodes.core.node import InferNode
 from kdit.nodes.core.node_context import NodeContext
 from kdit.nodes.core.pin_def import PinDef
 from kdit.nodes.core.pin_hub import PinHub
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EncoderOutput = Literal["last_hidden_state", "penultimate_hidden_state", "pooler_output", "text_embeds"]
 
@@ -76,7 +79,8 @@ class _Encoding:
 
     def __init__(self, encoder: TextEncoder, call: EncoderCall, notice: Callable[[str], None]) -> None:
         self.encoder, self.call, self.notice = encoder, call, notice
-        self.max_length = _max_length(encoder, call)
+        positions = getattr(encoder.model.config, "max_position_embeddings", None)
+        self.max_length = max_length(call, encoder.tokenizer, positions)
         self.known: dict[str, tuple[Tensor, ...]] = {}
 
     def batch(self, texts: tuple[str, ...]) -> list[Tensor]:
@@ -116,20 +120,26 @@ class _Encoding:
     def _tokens(self, text: str) -> tuple[Tensor, Tensor]:
         """Ids and attention mask [1, max_length]: padded, and cut with the end token kept."""
         tokenizer, length = self.encoder.tokenizer, self.max_length
-        num_tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
-        if num_tokens > length:
-            told = f"prompt has {num_tokens} tokens for {self.call.model.name}, which takes {length}"
-            if self.call.on_overflow == "reject":
-                raise InputError(f"{told}: {text[:40]!r}...")
+        if told := check_length(tokenizer, self.call, text, length):
             self.notice(f"{told}; the rest is not seen by this encoder: {text[:40]!r}...")
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         return tokens["input_ids"], tokens["attention_mask"]
 
 
-def _max_length(encoder: TextEncoder, call: EncoderCall) -> int:
-    """The call's own, else what the tokenizer states, never more than the model has positions for."""
+def max_length(call: EncoderCall, tokenizer: PreTrainedTokenizerBase, positions: object) -> int:
+    """The call's own, else what the tokenizer states, never more than the model has ``positions`` for."""
     if call.max_length is not None:
         return call.max_length
-    positions = getattr(encoder.model.config, "max_position_embeddings", None)
-    stated = encoder.tokenizer.model_max_length
-    return int(stated if positions is None else min(stated, positions))
+    stated = int(tokenizer.model_max_length)
+    return min(stated, positions) if isinstance(positions, int) else stated
+
+
+def check_length(tokenizer: PreTrainedTokenizerBase, call: EncoderCall, text: str, length: int) -> str | None:
+    """That ``text`` has more than ``length`` tokens, if it has. Raises InputError where the call refuses such."""
+    num_tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+    if num_tokens <= length:
+        return None
+    told = f"prompt has {num_tokens} tokens for {call.model.name}, which takes {length}"
+    if call.on_overflow == "reject":
+        raise InputError(f"{told}: {text[:40]!r}...")
+    return told

@@ -29,6 +29,7 @@ from kdit.pipelines.family_pipeline import Component, FamilyPipeline, never
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.image_sizes import size_like
 from kdit.pipelines.kl_vae import check_kl_scaling, decoding_floor, kl_latent_shape, pixels_per_latent
+from kdit.pipelines.part_widths import check_width
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
@@ -66,7 +67,11 @@ class FluxLatentForm:
 def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
     """The published settings of FLUX.1: dev is guidance-distilled, schnell is made for four steps."""
     check_kl_scaling(checkpoint)
-    distilled = FluxParams.from_config(checkpoint.component("transformer").config).guidance_embeds
+    params = FluxParams.from_config(checkpoint.component("transformer").config)
+    check_width(checkpoint, ("vae",), "latent_channels", params.out_channels // PATCH**2, "a quarter of out_channels")
+    check_width(checkpoint, ("text_encoder",), "hidden_size", params.pooled_projection_dim, "pooled_projection_dim")
+    check_width(checkpoint, ("text_encoder_2",), "d_model", params.joint_attention_dim, "joint_attention_dim")
+    distilled = params.guidance_embeds
     return PipelineDefaults(
         size=(1024, 1024),
         size_multiple=pixels_per_latent(checkpoint) * PATCH,

@@ -16,6 +16,7 @@ from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.grid_latents import GridLatents
 from kdit.pipelines.image_sizes import size_like
 from kdit.pipelines.kl_vae import check_kl_scaling, decoding_floor, kl_latent_shape, pixels_per_latent
+from kdit.pipelines.part_widths import check_width
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
@@ -47,6 +48,10 @@ def defaults(checkpoint: Checkpoint) -> PipelineDefaults:
     """The published settings of SD3 and, told apart by their networks, of 3.5 large and 3.5 medium."""
     check_kl_scaling(checkpoint)
     params = params_of(checkpoint)
+    check_width(checkpoint, ("vae",), "latent_channels", params.channels, "in_channels")
+    clips = ("text_encoder", "text_encoder_2")
+    check_width(checkpoint, clips, "projection_dim", params.pooled_dim, "pooled_projection_dim")
+    check_width(checkpoint, ("text_encoder_3",), "d_model", params.txt_dim, "joint_attention_dim")
     factor = pixels_per_latent(checkpoint)
     max_side = params.max_grid * params.patch_size * factor
     latent_side = checkpoint.component("transformer").config.get("sample_size", 128)

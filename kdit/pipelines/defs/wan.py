@@ -13,12 +13,14 @@ from kdit.models.checkpoint import INDEX_FILE, Checkpoint
 from kdit.models.rows import LatentShape
 from kdit.models.video_latents import VideoVaeParams, latent_frames
 from kdit.models.wan.config import WanParams
+from kdit.models.wan.single_file import BOUNDARY_I2V, BOUNDARY_T2V
 from kdit.pipelines.context_builders.wan import BOUNDARY, WanContextBuilder, WanI2VContextBuilder, WanI2VExtraInputs
 from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
 from kdit.pipelines.family_pipeline import Component, FamilyPipeline, no_default_size
 from kdit.pipelines.generate_inputs import PipelineGenerateInputs
 from kdit.pipelines.grid_latents import GridLatents
 from kdit.pipelines.image_sizes import size_like
+from kdit.pipelines.part_widths import check_width
 from kdit.pipelines.pipeline_def import PipelineDef
 from kdit.pipelines.pipeline_def_builder import PipelineDefBuilder
 from kdit.pipelines.pipeline_defaults import PipelineDefaults
@@ -104,6 +106,13 @@ def _check_parts(form: WanForm, checkpoint: Checkpoint, params: WanParams, vae: 
             f"transformer/config.json: in_channels and out_channels are {params.in_channels} and "
             f"{params.out_channels}; {checkpoint.pipeline_class} with this autoencoder needs {expected[0]} and "
             f"{expected[1]}"
+        )
+    check_width(checkpoint, ("text_encoder",), "d_model", params.txt_dim, "text_dim")
+    if len(form.networks) == 1 and "transformer_2" in checkpoint.components:
+        raise CheckpointError(
+            f"{INDEX_FILE} lists transformer_2 but no {BOUNDARY}, so that no step would run it; state the part of the "
+            f"schedule at which it takes over (published: {BOUNDARY_T2V} for text, {BOUNDARY_I2V} for image to video), "
+            "or make transformer_2 [null, null]"
         )
     if len(form.networks) == 2:
         ratio = checkpoint.options[BOUNDARY]

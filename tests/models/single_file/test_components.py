@@ -188,8 +188,12 @@ def test_what_is_missing_is_listed_with_its_option(sd3: Path, tmp_path: Path) ->
     given = {"transformer": sd3 / "transformer"}
     with pytest.raises(CheckpointError, match="is the transformer itself"):
         Checkpoint.open(path, given)
-    with pytest.raises(CheckpointError, match=r"attention_head_dim is unknown; give a folder"):
-        Checkpoint.open(path)  # of a width that no published model has
+    checkpoint = Checkpoint.open(path)  # of a width that no published model has
+    assert states(checkpoint)["transformer"] == "incomplete" and states(checkpoint)["vae"] == "missing"
+    lacks, unknown = checkpoint.faults()
+    assert "--components FOLDER supplies attention_head_dim" in lacks.table
+    assert "attention_head_dim is unknown" in str(unknown) and "--components FOLDER" in str(unknown)
+    assert states(Checkpoint.open(path, sd3))["transformer"] == "found"
     tensors = network_tensors(sd3)
     path = write(tmp_path / "vae.safetensors", {
         **{f"model.diffusion_model.{k}": v for k, v in original_layout.sd3(norms(tensors)).items()},
@@ -202,7 +206,8 @@ def test_what_is_missing_is_listed_with_its_option(sd3: Path, tmp_path: Path) ->
     }  # fmt: skip
     (fault,) = checkpoint.faults()
     assert isinstance(fault, CheckpointMissingError)
-    assert str(path) in str(fault) and "--components FOLDER" in str(fault) and render(checkpoint.rows) in str(fault)
+    assert str(path) in str(fault) and "--components FOLDER" in str(fault) and fault.table == render(checkpoint.rows)
+    assert fault.table in str(fault) and "None leaves text_encoder_3 out" in str(fault)
     assert "--components text_encoder=PATH\n" in str(fault)
     assert "--components text_encoder_3=PATH, or text_encoder_3=none" in str(fault)
     with pytest.raises(CheckpointMissingError, match="lacks text_encoder, text_encoder_2"):
@@ -273,6 +278,11 @@ def test_wrong_components_are_refused(flux: Path, sd3: Path, tmp_path: Path) -> 
         ),
         ({"base": flux, "vae": tmp_path / "no"}, CheckpointMissingError, r"components\['vae'\]: there is no folder"),
         ({"base": flux, "text_encoder_2": clip}, CheckpointError, r"holds CLIPTextModel, expected one T5EncoderModel"),
+        (
+            {"base": flux, "text_encoder_2": flux / "text_encoder"},
+            CheckpointError,
+            r"components\['text_encoder_2'\]: .*text_encoder is a CLIPTextModel, expected a T5EncoderModel",
+        ),
         ({"base": clip}, CheckpointError, r"is a file, expected a folder with model_index"),
         (tmp_path / "no", CheckpointMissingError, r"there is no model folder"),
         (7, InputError, r"components is 7, expected a folder or a mapping"),
@@ -291,8 +301,32 @@ def test_wrong_components_are_refused(flux: Path, sd3: Path, tmp_path: Path) -> 
 
 def test_a_file_without_a_network_says_what_it_is(flux: Path, tmp_path: Path) -> None:
     clip = write(tmp_path / "clip.safetensors", text_tensors(flux, "text_encoder"))
-    with pytest.raises(CheckpointError, match=r"holds no diffusion transformer, only CLIPTextModel; .*--components"):
+    with pytest.raises(CheckpointError, match=r"holds no diffusion transformer, only CLIPTextModel; give") as caught:
         Checkpoint.open(clip, flux)
+    network, place = caught.value.table.splitlines()
+    assert network.split()[:2] == ["transformer", "missing"]
+    assert place.split() == ["text_encoder", "found", "for", "FLUX.1:", "--components", f"text_encoder={clip}"]
+    assert "text_encoder" in Checkpoint.open(flux, {"text_encoder": clip}).components
+
+
+def test_parts_without_a_network_say_where_they_belong(flux: Path, sd3: Path, tmp_path: Path) -> None:
+    t5 = text_tensors(flux, "text_encoder_2")
+    fp8 = {name: tensor.to(torch.float8_e4m3fn) if tensor.ndim == 2 else tensor for name, tensor in t5.items()}
+    both = {f"text_encoders.clip_g.{name}": tensor for name, tensor in text_tensors(sd3, "text_encoder_2").items()}
+    both |= {f"vae.{name}": tensor for name, tensor in load_file(sd3 / "vae" / WEIGHTS).items()}
+    cases = [
+        (write(tmp_path / "t5.safetensors", fp8), {"text_encoder_2": "FLUX.1", "text_encoder_3": "Stable Diffusion 3"}),
+        (write(tmp_path / "both.safetensors", both), {"text_encoder_2": "Stable Diffusion 3", "vae": "FLUX.1"}),
+    ]
+    for path, expected in cases:
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoint.open(path)
+        lines = caught.value.table.splitlines()
+        for component, title in expected.items():
+            assert any(
+                line.split()[0] == component and f"for {title}: --components {component}={path}" in line
+                for line in lines
+            ), (component, lines)
 
 
 def test_tensors_that_nobody_reads_are_told(flux: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
