@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kdit.config import (
         CacheConfig,
         ExecuteConfig,
+        FileOptions,
         FirstBlockCacheConfig,
         FuseKernelConfig,
         HybridCacheConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "ConfigError",
     "ExecuteConfig",
     "ExtraInputs",
+    "FileOptions",
     "FirstBlockCacheConfig",
     "FuseKernelConfig",
     "GenerateResult",
@@ -109,6 +111,7 @@ _HOMES = {
     "kdit.config": (
         "CacheConfig",
         "ExecuteConfig",
+        "FileOptions",
         "FirstBlockCacheConfig",
         "FuseKernelConfig",
         "HybridCacheConfig",

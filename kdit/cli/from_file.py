@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kdit.errors import InputError
+from kdit.config import FileOptions
+from kdit.errors import ConfigError, InputError
+from kdit.keys import PipelineKey, family_of_pipeline
+from kdit.media.formats import DEFAULT_SUFFIX
 from kdit.media.metadata import read_settings
 from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
 from kdit.version import __version__
@@ -43,6 +47,7 @@ _OPTIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "modulation": ("modulation", (str,)),
     "batch_invariant": ("batch_invariant", (bool,)),
 }
+_FILE_OPTIONS = tuple(item.name for item in dataclasses.fields(FileOptions))
 _ABOUT = {
     "kdit_version",
     "model_version",
@@ -52,6 +57,7 @@ _ABOUT = {
     "media",
     "extra_inputs",
     "input_files",
+    "file_options",
     "rows_per_forward",
 }
 
@@ -109,11 +115,22 @@ class Recording:
             found["prompts"] = (found["prompts"],)
         if "size" in found:
             found["size"] = tuple(cast(list[object], found["size"]))
+        if without.get("model") not in (None, self.model):  # these were of the recorded one
+            found.pop("components", None)
+            found.pop("variant", None)
         if found.get("negative") == "":  # what guidance without a negative prompt records
             del found["negative"]
         if without.get("cfg") is not None and self.settings.get("cfg_scale_2") == self.settings.get("cfg_scale"):
             found.pop("cfg2", None)  # it followed the first, which was replaced
         return found
+
+    def file_options(self, output: Path | None, *, without: Mapping[str, object]) -> dict[str, object]:
+        """How the file was encoded, for another of its format. Raises InputError."""
+        by_default = DEFAULT_SUFFIX["video"] if without.get("model") in (None, self.model) else None
+        if self.path.suffix.lower() != (by_default if output is None else output.suffix.lower()):
+            return {}
+        recorded = self._mapping("file_options")
+        return {name: recorded[name] for name in _FILE_OPTIONS if name in recorded and without.get(name) is None}
 
     def compare_model(self, model_hash: str) -> None:
         """Note a model with other weights than the recorded one's."""
@@ -123,6 +140,22 @@ class Recording:
                 f"the model is not the one that made {self.name}: its hash was {recorded}, is {model_hash}; "
                 "the result will differ"
             )
+
+    @contextmanager
+    def settings_for(self, family: FamilyPipeline) -> Iterator[None]:
+        """Inside, an error says first that the file was made by another pipeline, if it was: that is why its recorded
+        settings do not fit.
+        """
+        recorded = self.settings.get("pipeline")
+        try:
+            yield
+        except (InputError, ConfigError) as error:
+            if recorded not in (None, family.key.value):
+                error.args = (
+                    f"{self.name} was made by {_titled(recorded)}, this model is {_titled(family.key.value)}, and the "
+                    f"recorded settings do not fit it: {error}",
+                )
+            raise
 
     def extra_inputs(self, family: FamilyPipeline, given: MediaInputs) -> tuple[MediaInputs, ExtraInputs | None]:
         """The recorded input files and texts, with ``given`` ones in their place.
@@ -140,7 +173,8 @@ class Recording:
         takes = family.extra_inputs
         known = () if takes is None else {item.name for item in dataclasses.fields(takes)}
         if takes is None or not recorded.keys() <= set(known):
-            raise InputError(f"{self.name} was made with {', '.join(recorded)}, which {family.key.value} does not take")
+            names = ", ".join(f"`extra_inputs.{name}`" for name in recorded)
+            raise InputError(f"{self.name} was made with {names}, which {family.key.value} does not take")
         replaced = {} if taken is None else taken.given()
         tuples = {item.name for item in dataclasses.fields(takes) if isinstance(item.default, tuple)}
         values = {name: self._input(name, value) for name, value in recorded.items() if name not in replaced}
@@ -196,6 +230,12 @@ class Recording:
         if note not in self.notes:
             self.notes.append(note)
             logger.warning("%s", note)
+
+
+def _titled(pipeline: object) -> str:
+    """A pipeline by its recorded name, with its family's title if this version knows it."""
+    key = next((key for key in PipelineKey if key.value == pipeline), None)
+    return str(pipeline) if key is None else f"{family_of_pipeline(key).title} ({key.value})"
 
 
 def record_media(settings: dict[str, object], media: MediaInputs) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -24,11 +24,11 @@ from kdit.cli.results import (
     save_contact_sheet,
     sheet_path,
 )
-from kdit.config import ExecuteConfig, RuntimeConfig, SampleConfig
+from kdit.config import ExecuteConfig, FileOptions, RuntimeConfig, SampleConfig
 from kdit.errors import CheckpointMissingError, InputError
-from kdit.media.formats import DEFAULT_SUFFIX, LATENT_SUFFIXES, check_output
+from kdit.media.formats import DEFAULT_SUFFIX, LATENT_SUFFIXES, check_encoder, check_output
 from kdit.output_file import check_writable
-from kdit.pipelines.extra_inputs import MediaInputs
+from kdit.pipelines.extra_inputs import ExtraInputs, MediaInputs
 
 if TYPE_CHECKING:
     from kdit.nodes.core.step_report import StepReport
@@ -60,6 +60,9 @@ class GenerateOptions:
     frames: int | None = None
     fps: str | None = None
     fit: Literal["reject", "pad", "crop"] | None = None
+    quality: int | None = None
+    crf: int | None = None
+    pixel_format: Literal["yuv420p", "yuv444p"] | None = None
     steps: int | None = None
     guidance: float | None = None
     cfg: float | None = None
@@ -97,7 +100,12 @@ class GenerateOptions:
             fit=self.fit or "reject",
             output_type="latents" if as_latents else "decoded",
             save_paths=tuple(map(str, paths)) if paths and not as_latents else None,
+            file_options=self.file_options(),
         )
+
+    def file_options(self) -> FileOptions:
+        """Raises ConfigError."""
+        return FileOptions(quality=self.quality, crf=self.crf, pixel_format=self.pixel_format)
 
     def execute_config(self) -> ExecuteConfig:
         """Raises ConfigError."""
@@ -138,7 +146,7 @@ def run_generate(options: GenerateOptions) -> int:
     with open_progress() as progress:
         prepared, result, interrupted = _run_pipeline(options, prompts, recording, progress)
     if result.pixels is None and result.video is None:
-        save_all_latents(result, prompts, prepared.paths)
+        save_all_latents(result, prepared.request, prepared.paths)
     if prepared.sheet is not None:
         save_contact_sheet(result, prompts, prepared.paths, prepared.sheet)
     files = FileReport(paths=prepared.paths, sheet=prepared.sheet, seconds=time.perf_counter() - started)
@@ -149,7 +157,7 @@ def run_generate(options: GenerateOptions) -> int:
 def filled_from(options: GenerateOptions, recording: Recording) -> GenerateOptions:
     """``options`` with what a file records for everything that they leave open. Raises InputError."""
     given = {item.name: getattr(options, item.name) for item in fields(options)}
-    found = recording.options(without=given)
+    found = {**recording.options(without=given), **recording.file_options(options.output, without=given)}
     return cast(Callable[..., GenerateOptions], GenerateOptions)(**{**given, **found})
 
 
@@ -161,6 +169,7 @@ def _check_early(options: GenerateOptions, num_samples: int) -> None:
     if options.output is not None:
         for path in output_paths(options.output, num_samples):
             check_writable(path, (checked_suffix(options.output),))
+        check_encoder(options.output, options.file_options())
 
 
 def _run_pipeline(
@@ -200,22 +209,38 @@ def _prepare(options: GenerateOptions, prompts: list[str], recording: Recording 
     if sheet is not None:
         check_writable(sheet)
     media, extra = options.media, None
-    if recording is None:
-        extra = pipeline.family.take_media(media)
-    else:
+    if recording is not None:
         recording.compare_model(pipeline.model_hash)
-        media, extra = recording.extra_inputs(pipeline.family, media)
-    extra = with_extra(pipeline.family, extra, options.extra)
-    request = pipeline.request(
-        prompts[0] if len(prompts) == 1 else prompts,
-        prompt_negative=options.negative,
-        sample_config=options.sample_config(),
-        runtime_config=options.runtime_config(paths, as_latents=as_latents),
-        extra_inputs=extra,
-    )
+    with nullcontext() if recording is None else recording.settings_for(pipeline.family):
+        if recording is None:
+            extra = pipeline.family.take_media(media)
+        else:
+            media, extra = recording.extra_inputs(pipeline.family, media)
+        extra = with_extra(pipeline.family, extra, options.extra)
+        media, extra = _for_each_sample(options, media, extra)
+        request = pipeline.request(
+            prompts[0] if len(prompts) == 1 else prompts,
+            prompt_negative=options.negative,
+            sample_config=options.sample_config(),
+            runtime_config=options.runtime_config(paths, as_latents=as_latents),
+            extra_inputs=extra,
+        )
     if media != MediaInputs():
         record_media(request.inputs.settings, media)
+        request.check_file_texts()
     return _Prepared(pipeline=pipeline, request=request, paths=paths, sheet=sheet)
+
+
+def _for_each_sample(
+    options: GenerateOptions, media: MediaInputs, extra: ExtraInputs | None
+) -> tuple[MediaInputs, ExtraInputs | None]:
+    """What is given for each prompt, for each of the ``num`` samples of that prompt."""
+    if extra is None:
+        return media, None
+    repeated = extra.repeated(options.num, len(options.prompts))
+    if repeated != extra and len(media.images) == len(options.prompts):
+        media = replace(media, images=tuple(path for path in media.images for _ in range(options.num)))
+    return media, repeated
 
 
 def _step_printer(progress: Progress) -> Callable[[StepReport], None]:

@@ -67,6 +67,12 @@ def generate(
             "A picture of another shape: stretch it to the size, pad it, or crop it."
         ),
     ] = None,
+    quality: Annotated[int | None, typer.Option(help="Of .jpg and .webp: 1 to 100.")] = None,
+    crf: Annotated[int | None, typer.Option(help="Of .mp4: 0 (best) to 51.")] = None,
+    pixel_format: Annotated[
+        Literal["yuv420p", "yuv444p"] | None,
+        typer.Option(help="Of .mp4: colour once for 2x2 pixels (default, plays anywhere), or for each."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the first picture; the i-th has seed+i.")] = None,
     num: Annotated[int, typer.Option(help="Pictures per prompt.", min=1)] = 1,
@@ -123,6 +129,9 @@ def generate(
             frames=frames,
             fps=fps,
             fit=fit,
+            quality=quality,
+            crf=crf,
+            pixel_format=pixel_format,
             steps=steps,
             seed=seed,
             num=num,

@@ -14,7 +14,8 @@ from typing import cast
 import typer
 from typer.core import TyperGroup
 
-from kdit.errors import Cancelled, KditError, NonFiniteError
+from kdit.cli.option_names import with_options
+from kdit.errors import Cancelled, CheckpointError, KditError, NonFiniteError
 
 _RUN = re.compile(r"^run-\d+: ")  # says nothing where one request runs
 # Its base is click's UsageError, which typer does not export and takes from another module in each version.
@@ -41,6 +42,9 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _complain("kdit: interrupted")
         raise typer.Exit(130) from None
+    except CheckpointError as error:
+        _complain(f"kdit: error: {error.args[0]}", table=error.table)
+        raise typer.Exit(2) from None
     except KditError as error:
         _complain(f"kdit: error: {error}")
         raise typer.Exit(1 if isinstance(error, NonFiniteError) else 2) from None
@@ -104,6 +108,6 @@ class _NoteHandler(logging.Handler):
             _complain(f"kdit: note: {note}")
 
 
-def _complain(message: str) -> None:
+def _complain(message: str, *, table: str = "") -> None:
     if sys.stderr is not None:  # None: it was closed, and print would take standard output
-        print(" ".join(message.split()), file=sys.stderr, flush=True)
+        print(" ".join(with_options(message).split()), *table.splitlines(), sep="\n", file=sys.stderr, flush=True)

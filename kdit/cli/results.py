@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kdit.cli.option_names import with_options
 from kdit.cli.progress import duration
 from kdit.errors import OutputError
 from kdit.media.formats import ALL_SUFFIXES
@@ -16,6 +17,7 @@ from kdit.output_file import whole_file
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kdit.pipelines.request import PipelineRequest
     from kdit.pipelines.result import GenerateResult
 
 
@@ -66,15 +68,10 @@ def save_contact_sheet(result: GenerateResult, prompts: list[str], paths: tuple[
     )
 
 
-def save_all_latents(result: GenerateResult, prompts: list[str], paths: tuple[Path, ...]) -> None:
+def save_all_latents(result: GenerateResult, request: PipelineRequest, paths: tuple[Path, ...]) -> None:
     """Each sample's latents and settings into a file of its own."""
     for i, path in enumerate(paths):
-        settings = {**result.settings, "prompt": prompts[i], "seed": result.seeds[i]}
-        negative = settings.get("negative_prompt")
-        if isinstance(negative, list):
-            settings["negative_prompt"] = negative[i]
-        settings.pop("seeds", None)
-        save_latents(path, result.latents[i : i + 1], settings)
+        save_latents(path, result.latents[i : i + 1], request.builder.file_settings(request.inputs, i))
 
 
 def save_latents(path: Path, latents: Tensor, settings: Mapping[str, object]) -> None:
@@ -98,7 +95,7 @@ def report(result: GenerateResult, files: FileReport, *, notices: Sequence[str],
             "seeds": list(result.seeds),
             "settings": result.settings,
             "timings": {**result.timings, "command": files.seconds},
-            "notices": [*notices, *result.notices],
+            "notices": [with_options(notice) for notice in (*notices, *result.notices)],
         }
         print(json.dumps(told))
         return

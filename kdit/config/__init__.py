@@ -2,6 +2,7 @@
 
 from kdit.config.cache_config import CacheConfig, FirstBlockCacheConfig, HybridCacheConfig, TeaCacheConfig
 from kdit.config.execute_config import DTYPES, ExecuteConfig, FuseKernelConfig, QuantizeConfig
+from kdit.config.file_options import FileOptions
 from kdit.config.parallel_config import ParallelConfig
 from kdit.config.runtime_config import RuntimeConfig
 from kdit.config.sample_config import SampleConfig
@@ -10,6 +11,7 @@ __all__ = [
     "DTYPES",
     "CacheConfig",
     "ExecuteConfig",
+    "FileOptions",
     "FirstBlockCacheConfig",
     "FuseKernelConfig",
     "HybridCacheConfig",

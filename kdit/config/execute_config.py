@@ -67,16 +67,16 @@ class ExecuteConfig:
             ("fuse_kernel_config", FuseKernelConfig),
         ):
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(f"ExecuteConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+                raise ConfigError(f"`ExecuteConfig.{name}` must be a {kind.__name__}, got {getattr(self, name)!r}")
         variant: object = self.variant
         if variant is not None and (not isinstance(variant, str) or not variant):
-            raise ConfigError(f"ExecuteConfig.variant must be the name of a set of files, got {self.variant!r}")
+            raise ConfigError(f"`ExecuteConfig.variant` must be the name of a set of files, got {self.variant!r}")
         if self.cache_config is not None and not all_are(self.cache_config, CacheConfig):
             raise ConfigError(f"ExecuteConfig.cache_config must be a tuple of CacheConfig, got {self.cache_config!r}")
         for where, name in (("dtype", self.dtype), *self.component_dtypes.items()):
             if name not in DTYPES:
                 raise ConfigError(f"ExecuteConfig {where}: dtype must be one of {', '.join(DTYPES)}, got {name!r}")
         if self.modulation not in get_args(Modulation):
-            raise ConfigError(f'ExecuteConfig.modulation must be "table" or "inline", got {self.modulation!r}')
+            raise ConfigError(f'`ExecuteConfig.modulation` must be "table" or "inline", got {self.modulation!r}')
         if self.attention != "sdpa":
             raise ConfigError(f'ExecuteConfig.attention must be "sdpa", got {self.attention!r}')

@@ -28,12 +28,12 @@ class SampleConfig:
             count = getattr(self, name)
             if count is not None and not is_whole(count, low=1, high=most):
                 limit = "of at least 1" if most is None else f"from 1 to {most}"
-                raise ConfigError(f"SampleConfig.{name} must be a whole number {limit}, got {count!r}")
+                raise ConfigError(f"`SampleConfig.{name}` must be a whole number {limit}, got {count!r}")
         for name in ("guidance_scale", "cfg_scale", "cfg_scale_2"):
             scale = getattr(self, name)
             if scale is not None and not is_scale(scale):
-                raise ConfigError(f"SampleConfig.{name} must be a finite number of at least 0, got {scale!r}")
+                raise ConfigError(f"`SampleConfig.{name}` must be a finite number of at least 0, got {scale!r}")
         if self.strength is not None and not (is_scale(self.strength) and self.strength <= 1):
-            raise ConfigError(f"SampleConfig.strength must be a number from 0 to 1, got {self.strength!r}")
+            raise ConfigError(f"`SampleConfig.strength` must be a number from 0 to 1, got {self.strength!r}")
         if self.on_long_prompt not in ("cut", "reject"):
-            raise ConfigError(f'SampleConfig.on_long_prompt must be "cut" or "reject", got {self.on_long_prompt!r}')
+            raise ConfigError(f'`SampleConfig.on_long_prompt` must be "cut" or "reject", got {self.on_long_prompt!r}')

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kdit.errors import InputError
+from kdit.media.damage import DAMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +23,6 @@ WHITE, BLACK = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 MAX_16_BIT = 65535
 
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 
 
 def read_image(
@@ -91,7 +89,7 @@ def _opened(path: str) -> Iterator[Image]:
         raise InputError(f"image {path!r} cannot be read: it holds none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise InputError(f"image {path!r} cannot be read: it has more than {MAX_PIXELS} pixels") from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise InputError(f"image {path!r} cannot be read: {str(error) or type(error).__name__}") from error
 
 
@@ -105,7 +103,7 @@ def _orientation(image: Image) -> int:
     """The EXIF orientation, 1 to 8; 1 where it is absent or no such number."""
     try:
         value = image.getexif().get(0x0112, 1)
-    except _DAMAGE:  # the picture itself may be sound
+    except DAMAGE:  # the picture itself may be sound
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kdit.errors import InputError
+from kdit.media.damage import DAMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Exif, Image
@@ -25,7 +26,6 @@ MAX_JPEG_EXIF = 65_000  # one segment holds 65533 bytes
 
 _EXIF_IFD, _SOFTWARE, _USER_COMMENT = 0x8769, 0x0131, 0x9286
 _UTF16, _PACKED = b"UNICODE\0", b"kdit-zip"  # first 8 bytes of a user comment: how the rest is written
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 
 
 class MetadataTooLongError(ValueError):
@@ -63,7 +63,7 @@ def read_settings(path: str | Path) -> dict[str, object]:
         raise InputError(f"{name!r} does not exist" if not Path(path).exists() else f"{name!r} is not a file")
     try:
         text = _settings_text(Path(path))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise InputError(f"{name!r} cannot be read: {str(error) or type(error).__name__}") from error
     if not text:
         raise InputError(f"{name!r} holds no settings of kdit; {' '.join(_NAMES)} files that kdit wrote have them")

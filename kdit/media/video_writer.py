@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from torch import Tensor
 
-from kdit.config.checks import is_whole
+from kdit.config.file_options import FileOptions, PixelFormat
 from kdit.errors import OutputError
-from kdit.media.formats import VIDEO_SUFFIXES, check_limits, file_suffix
-from kdit.media.image_writer import check_quality_for
+from kdit.media.formats import NO_OPTIONS, VIDEO_SUFFIXES, check_encoder, check_limits, check_text, file_suffix
 from kdit.media.metadata import KEY, exif_of
 from kdit.output_file import whole_file
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENCODER = "libx264"
+PIXEL_FORMAT: PixelFormat = "yuv420p"
 CRF = 17  # hardly to be told from the frames
-MAX_CRF = 51
 WEBP_QUALITY = 90
 MIN_TICKS = 1000  # in a second of an MP4
 MAX_DENOMINATOR = 100_000  # of frames per second: what a file states is two 32-bit numbers
@@ -37,13 +36,12 @@ def write_video(
     fps: Fraction,
     text: Mapping[str, str],
     *,
-    crf: int | None = None,
-    quality: int | None = None,
+    options: FileOptions = NO_OPTIONS,
 ) -> None:
     """Write uint8 frames [F, H, W, 3], ``fps`` in a second; the suffix chooses the format. Raises OutputError.
 
-    ``crf``, 0 (best) to 51, is for .mp4 (17 if not given); ``quality``, 1 to 100, for .webp (90 if not given). An MP4
-    is H.264 in yuv420p, bt709 in limited range, converted and tagged; its sides are even. Frames last 1/fps; a GIF
+    An MP4 is, unless ``options`` say otherwise, H.264 in yuv420p at crf 17, and then has even sides; in any case bt709
+    in limited range, converted and tagged. A WebP has quality 90 if not given. Frames last 1/fps; a GIF
     and a WebP, which know hundredths and thousandths of a second only, round each frame's end. The file
     appears under its name only when it is complete.
     """
@@ -51,29 +49,19 @@ def write_video(
     suffix = file_suffix(path)
     if suffix not in VIDEO_SUFFIXES:
         raise OutputError(f"cannot write {str(path)!r}: a video's name ends in {' or '.join(VIDEO_SUFFIXES)}")
-    check_video_options(path, crf=crf, quality=quality)
+    check_encoder(path, options)
+    check_text(path, text)
     rate = Fraction(fps).limit_denominator(MAX_DENOMINATOR)
     if rate <= 0:
         raise OutputError(f"cannot write {str(path)!r}: fps must be above 0, got {fps}")
-    check_limits(path, size=(frames.shape[2], frames.shape[1]), fps=rate)
-    if suffix == ".mp4":
-        require_encoder(path)
+    check_limits(path, size=(frames.shape[2], frames.shape[1]), fps=rate, options=options)
     with whole_file(path) as file:
         if suffix == ".mp4":
-            _write_mp4(frames, file, path, rate, text.get(KEY), CRF if crf is None else crf)
+            _write_mp4(frames, file, path, rate, text.get(KEY), options)
         elif suffix == ".gif":
             _write_gif(frames, file, rate, text.get(KEY))
         else:
-            _write_webp(frames, file, rate, text, WEBP_QUALITY if quality is None else quality)
-
-
-def check_video_options(path: str | Path, *, crf: int | None = None, quality: int | None = None) -> None:
-    """Raise OutputError for an option that is out of range or not one of this file's format."""
-    if crf is not None and file_suffix(path) != ".mp4":
-        raise OutputError(f"cannot write {str(path)!r}: crf is for .mp4 files")
-    check_quality_for(path, quality)
-    if crf is not None and (not is_whole(crf, low=0, high=MAX_CRF)):
-        raise OutputError(f"crf must be a whole number from 0 to {MAX_CRF}, got {crf!r}")
+            _write_webp(frames, file, rate, text, options.quality or WEBP_QUALITY)
 
 
 def require_encoder(path: str | Path) -> None:
@@ -87,9 +75,12 @@ def require_encoder(path: str | Path) -> None:
 
 
 def _write_mp4(
-    frames: Tensor, file: BinaryIO, path: str | Path, rate: Fraction, settings: str | None, crf: int
+    frames: Tensor, file: BinaryIO, path: str | Path, rate: Fraction, settings: str | None, options: FileOptions
 ) -> None:
     import av
+
+    pixel_format = options.pixel_format or PIXEL_FORMAT
+    crf = CRF if options.crf is None else options.crf
 
     ticks = rate.numerator * math.ceil(MIN_TICKS / rate.numerator)  # a frame is a whole number of these
     muxer = {"movflags": "+faststart", "movie_timescale": str(ticks)}
@@ -99,11 +90,12 @@ def _write_mp4(
             if settings is not None:
                 container.metadata["comment"] = settings
             stream = cast("VideoStream", container.add_stream(ENCODER, rate=rate, options={"crf": str(crf)}))
-            _set_up(stream, frames.shape[2], frames.shape[1], rate)
+            stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], pixel_format
+            _set_up(stream, rate)
             for index, frame in enumerate(frames):
                 picture = av.VideoFrame.from_ndarray(frame.contiguous().numpy(), format="rgb24")
                 converted = picture.reformat(
-                    format="yuv420p",
+                    format=pixel_format,
                     dst_colorspace=_BT709,
                     src_color_range=_FULL_RANGE,
                     dst_color_range=_LIMITED_RANGE,
@@ -116,9 +108,8 @@ def _write_mp4(
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
-def _set_up(stream: VideoStream, width: int, height: int, rate: Fraction) -> None:
+def _set_up(stream: VideoStream, rate: Fraction) -> None:
     context = stream.codec_context
-    stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
     context.time_base = stream.time_base = 1 / rate
     context.color_primaries = context.color_trc = context.colorspace = _BT709
     context.color_range = _LIMITED_RANGE

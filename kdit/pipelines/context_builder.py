@@ -160,22 +160,29 @@ class ContextBuilder(ABC):
                 return {}
 
     def _save_metadata(self, inputs: PipelineGenerateInputs) -> dict[str, object]:
-        paths = inputs.runtime_config.save_paths or ()
-        return {"paths": list(paths), "text": [self._file_text(inputs, i) for i in range(inputs.num_samples)]}
+        config = inputs.runtime_config
+        paths, text = list(config.save_paths or ()), self.file_texts(inputs)
+        return {"paths": paths, "text": text, "options": config.file_options}
+
+    def file_texts(self, inputs: PipelineGenerateInputs) -> list[dict[str, str]]:
+        """What each sample's file carries beside its pixels."""
+        software = f"kdit {inputs.settings['kdit_version']}"
+        settings = (self.file_settings(inputs, i) for i in range(inputs.num_samples))
+        return [{"kdit": json.dumps(own, ensure_ascii=False), "Software": software} for own in settings]
 
     def vae_dtype(self, inputs: PipelineGenerateInputs, folder: str = "vae") -> str:
         """The dtype in which the autoencoder computes, and the reference draws the noise of its posterior."""
         return inputs.execute_config.component_dtypes.get(folder, inputs.execute_config.dtype)
 
-    def _file_text(self, inputs: PipelineGenerateInputs, index: int) -> dict[str, str]:
-        """Settings of one sample, as a file carries them."""
+    def file_settings(self, inputs: PipelineGenerateInputs, index: int) -> dict[str, object]:
+        """Settings of one sample, as its file carries them."""
         own = {**inputs.settings, "prompt": inputs.prompts[index], "seed": inputs.seeds[index]}
         if inputs.negative_prompts is not None:
             own["negative_prompt"] = inputs.negative_prompts[index]
         if inputs.extra_inputs is not None:
             own |= self._own_inputs(inputs, inputs.extra_inputs, index)
         own.pop("seeds", None)
-        return {"kdit": json.dumps(own, ensure_ascii=False), "Software": f"kdit {inputs.settings['kdit_version']}"}
+        return own
 
     def _own_inputs(self, inputs: PipelineGenerateInputs, extra: ExtraInputs, index: int) -> dict[str, object]:
         """The extra inputs and files of one sample."""

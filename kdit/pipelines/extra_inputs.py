@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from kdit.errors import InputError
 
@@ -23,14 +24,20 @@ class ExtraInputs:
     def of_sample(self, index: int, num_samples: int) -> dict[str, object]:
         """What is given for one sample of several, by field."""
 
-        def own(name: str, value: object) -> object:
-            shared = name.endswith("_paths") and not (
-                isinstance(value, list) and any(isinstance(v, list) for v in value)
-            )
-            return value[index] if isinstance(value, list) and not shared else value
-
         given = self.given()
-        return given if num_samples == 1 else {name: own(name, value) for name, value in given.items()}
+        if num_samples > 1:
+            given |= {name: values[index] for name, values in self._lists().items()}
+        return given
+
+    def repeated(self, times: int, num_prompts: int) -> Self:
+        """The same for ``times`` samples of each prompt, one after the other."""
+        lists = {name: values for name, values in self._lists().items() if len(values) == num_prompts}
+        return replace(self, **{name: [v for v in values for _ in range(times)] for name, values in lists.items()})
+
+    def _lists(self) -> dict[str, list[object]]:
+        """The fields with an entry per sample."""
+        lists = {name: value for name, value in self.given().items() if isinstance(value, list)}
+        return {n: v for n, v in lists.items() if not n.endswith("_paths") or any(isinstance(e, list) for e in v)}
 
     def files(self) -> tuple[str, ...]:
         """Every file that is named, each once."""
@@ -50,7 +57,11 @@ class MediaInputs:
         """Raise InputError for a field that is given and that ``title`` does not take."""
         given = [item.name for item in fields(self) if getattr(self, item.name)]
         if left := [name for name in given if name not in taken]:
-            raise InputError(f"{title} takes no {', '.join(left)}; it takes {', '.join(taken) or 'text only'}")
+            raise InputError(f"{title} takes no {_named(left)}; it takes {_named(taken) or 'text only'}")
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def files_of(given: Mapping[str, object]) -> tuple[str, ...]:

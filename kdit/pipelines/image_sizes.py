@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 from kdit.media.image_reader import image_size
 
 MEGAPIXEL = 1024 * 1024
@@ -9,12 +12,23 @@ MEGAPIXEL = 1024 * 1024
 
 def size_like(path: str, multiple: int, *, area: int = MEGAPIXEL, enlarge: bool = False) -> tuple[int, int]:
     """(width, height) in multiples of ``multiple``, shaped as the picture in ``path``: its own size, brought to
-    ``area`` pixels if it has more or, with ``enlarge``, in any case. Raises InputError for a file that is no picture.
+    ``area`` pixels if it has more or, with ``enlarge``, in any case. Of the multiples next to it those that change its
+    shape least. Raises InputError for a file that is no picture.
     """
     width, height = image_size(path)
     if enlarge or width * height > area:
         return size_of_area(width / height, area, multiple)
-    return max(multiple, round(width / multiple) * multiple), max(multiple, round(height / multiple) * multiple)
+
+    def stretch(size: tuple[int, int]) -> tuple[float, int]:
+        return abs(math.log(size[0] * height / (size[1] * width))), abs(size[0] * size[1] - width * height)
+
+    return min(product(_around(width, multiple), _around(height, multiple)), key=stretch)
+
+
+def _around(length: int, multiple: int) -> tuple[int, ...]:
+    """The multiples next to ``length``: itself, or one below and one above it."""
+    below = length // multiple * multiple
+    return (below,) if below == length else tuple(n for n in (below, below + multiple) if n)
 
 
 def size_of_area(aspect: float, area: int, multiple: int) -> tuple[int, int]:

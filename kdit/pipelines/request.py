@@ -14,7 +14,7 @@ from kdit.config.runtime_config import MAX_SEED, Fit, frame_rate
 from kdit.errors import InputError, UnsupportedOptionError
 from kdit.generators.registry import generator_def, generator_keys
 from kdit.keys import ModelKey, TensorKey, family_of_model
-from kdit.media.formats import OutputKind, check_output
+from kdit.media.formats import OutputKind, check_output, check_text
 from kdit.media.image_reader import read_image
 from kdit.models.checkpoint import Checkpoint
 from kdit.pipelines.context_builder import ContextBuilder
@@ -37,6 +37,12 @@ class PipelineRequest:
     inputs: PipelineGenerateInputs
     feeds: Mapping[TensorKey, TensorData]
     notices: tuple[str, ...]  # what was asked for and has no effect
+
+    def check_file_texts(self) -> None:
+        """Raise OutputError if the settings have no room in one of the files."""
+        paths = self.inputs.runtime_config.save_paths or ()
+        for path, text in zip(paths, self.builder.file_texts(self.inputs), strict=False):
+            check_text(path, text)
 
 
 def with_checkpoint_defaults(defaults: PipelineDefaults, checkpoint: Checkpoint) -> PipelineDefaults:
@@ -97,6 +103,7 @@ def make_inputs(
         "max_sequence_length": sample.max_sequence_length,
         "extra_inputs": {} if extra_inputs is None else extra_inputs.given(),
         "input_files": hashes,
+        "file_options": runtime_config.file_options.given(),
         "variant": execute_config.variant,
         "dtype": execute_config.dtype,
         "component_dtypes": dict(execute_config.component_dtypes),
@@ -127,25 +134,25 @@ def _effective_sample(defaults: PipelineDefaults, given: SampleConfig, key: Mode
         title = family_of_model(key).title
         if not generator_def(key).capabilities.embedded_guidance:
             raise UnsupportedOptionError(
-                f"guidance_scale: {title} has no embedded guidance; use cfg_scale for classifier-free guidance"
+                f"`guidance_scale`: {title} has no embedded guidance; use `cfg_scale` for classifier-free guidance"
             )
         notices.append(
-            f"guidance_scale {given.guidance_scale:g} has no effect: this {title} checkpoint has no embedded guidance"
+            f"`guidance_scale` {given.guidance_scale:g} has no effect: this {title} checkpoint has no embedded guidance"
         )
         guidance = None
     cfg_scale = defaults.cfg_scale if given.cfg_scale is None else given.cfg_scale
     if given.cfg_scale_2 is not None:
         if not defaults.has_second_expert:
-            raise UnsupportedOptionError("cfg_scale_2 is for models with a second expert; this one has one network")
+            raise UnsupportedOptionError("`cfg_scale_2` is for models with a second expert; this one has one network")
         if cfg_scale <= 1:
             notices.append(
-                f"cfg_scale_2 {given.cfg_scale_2:g} has no effect: cfg_scale is {cfg_scale:g}; it counts above 1"
+                f"`cfg_scale_2` {given.cfg_scale_2:g} has no effect: `cfg_scale` is {cfg_scale:g}; it counts above 1"
             )
     max_length = given.max_sequence_length or defaults.max_sequence_length
     low, high = defaults.min_sequence_length, defaults.max_sequence_limit
     if not low <= max_length <= high:
         expected = f"exactly {high}" if low == high else f"from {low} to {high}"
-        raise InputError(f"max_sequence_length is {max_length}, but this model takes {expected} tokens")
+        raise InputError(f"`max_sequence_length` is {max_length}, but this model takes {expected} tokens")
     effective = replace(
         given,
         steps=given.steps or defaults.steps,
@@ -170,11 +177,11 @@ def _strength(given: float | None, defaults: PipelineDefaults, key: ModelKey, *,
     if given is not None and defaults.strength is None:
         others = {family_of_model(k).title for k in generator_keys() if generator_def(k).capabilities.image_strength}
         raise UnsupportedOptionError(
-            f"strength: this pipeline of {family_of_model(key).title} does not begin at an image; "
+            f"`strength`: this pipeline of {family_of_model(key).title} does not begin at an image; "
             f"families that do: {', '.join(sorted(others)) or 'none'}"
         )
     if given is not None and not changes_image:
-        raise InputError(f"strength is {given:g}, but there is no image to change; give one, or leave strength out")
+        raise InputError(f"`strength` is {given:g}, but there is no image to change; give one, or leave `strength` out")
     return (defaults.strength if given is None else given) if changes_image else None
 
 
@@ -186,7 +193,7 @@ def _negatives(
     if sample.cfg_scale > 1:
         return ("",) * num_samples if texts is None else texts
     if texts is not None:
-        notices.append(f"prompt_negative has no effect: cfg_scale is {sample.cfg_scale:g}; it counts above 1")
+        notices.append(f"`prompt_negative` has no effect: `cfg_scale` is {sample.cfg_scale:g}; it counts above 1")
     return None
 
 
@@ -202,7 +209,7 @@ def _seeds(given: int | tuple[int, ...] | None, num_samples: int) -> tuple[int, 
     first = secrets.randbits(DRAWN_SEED_BITS) if given is None else given
     if first + num_samples - 1 > MAX_SEED:
         raise InputError(
-            f"seed {first} is too large for {num_samples} samples: the last would have a seed above {MAX_SEED}"
+            f"`seed` {first} is too large for {num_samples} samples: the last would have a seed above {MAX_SEED}"
         )
     return tuple(first + i for i in range(num_samples))
 
@@ -211,14 +218,14 @@ def size_to_make(size: tuple[int, int], defaults: PipelineDefaults, fit: Fit) ->
     """The size that the network makes for a requested (width, height). Raises InputError naming the nearest ones."""
     multiple, limit = defaults.size_multiple, defaults.max_side
     if limit is not None and max(size) > limit:
-        raise InputError(f"size {size[0]}x{size[1]}: this model makes at most {limit} pixels along each side")
+        raise InputError(f"`size` {size[0]}x{size[1]}: this model makes at most {limit} pixels along each side")
     larger = tuple(-(-n // multiple) * multiple for n in size)
     if larger == tuple(size) or (fit != "reject" and (limit is None or max(larger) <= limit)):
         return larger[0], larger[1]
     width, height = (max(multiple, round(n / multiple) * multiple) for n in size)
     raise InputError(
-        f"size {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {width}x{height} "
-        '(or fit "pad" or "crop": the next larger size is made and cut)'
+        f"`size` {size[0]}x{size[1]}: width and height must be multiples of {multiple}; nearest: {width}x{height} "
+        '(or `fit` "pad" or "crop": the next larger size is made and cut)'
     )
 
 
@@ -226,7 +233,7 @@ def _frames_to_make(frames: int | None, defaults: PipelineDefaults, fit: Fit) ->
     """The number of frames that the network makes: a multiple of ``frame_step``, and one."""
     if defaults.frame_num is None:
         if frames not in (None, 1):
-            raise InputError(f"frame_num is {frames}, but this pipeline makes single pictures")
+            raise InputError(f"`frame_num` is {frames}, but this pipeline makes single pictures")
         return None
     assert frames is not None
     step = defaults.frame_step
@@ -237,15 +244,15 @@ def _frames_to_make(frames: int | None, defaults: PipelineDefaults, fit: Fit) ->
     if fit != "reject":
         return higher
     raise InputError(
-        f"frame_num is {frames}, but this model makes {step} n + 1 frames; nearest: {lower} or {higher} "
-        '(or fit "pad" or "crop": the next larger number is made and cut)'
+        f"`frame_num` is {frames}, but this model makes {step} n + 1 frames; nearest: {lower} or {higher} "
+        '(or `fit` "pad" or "crop": the next larger number is made and cut)'
     )
 
 
 def _frame_rate(config: RuntimeConfig, defaults: PipelineDefaults, notices: list[str]) -> Fraction | None:
     if defaults.fps is None:
         if config.fps is not None:
-            notices.append(f"fps {config.fps} has no effect: this pipeline makes single pictures")
+            notices.append(f"`fps` {config.fps} has no effect: this pipeline makes single pictures")
         return None
     return frame_rate(defaults.fps if config.fps is None else config.fps)
 
@@ -269,13 +276,15 @@ def _check_save_paths(
     fps: Fraction | None,
 ) -> None:
     if config.save_paths is None:
+        if given := config.file_options.given():
+            raise InputError(f"{', '.join(f'`{name}`' for name in given)}: no file is written; give `save_paths`")
         return
     if config.output_type != "decoded":
-        raise InputError('save_paths are for pictures; output_type="latents" makes none')
+        raise InputError('`save_paths` are for decoded results; output_type="latents" makes none')
     if len(config.save_paths) != num_samples:
-        raise InputError(f"{len(config.save_paths)} save_paths for {num_samples} samples; give one for each")
+        raise InputError(f"{len(config.save_paths)} `save_paths` for {num_samples} samples; give one for each")
     places = [os.path.realpath(path) for path in config.save_paths]
     if len(set(places)) != len(places):
-        raise InputError(f"save_paths must differ, got {', '.join(config.save_paths)}")
+        raise InputError(f"`save_paths` must differ, got {', '.join(config.save_paths)}")
     for path in config.save_paths:
-        check_output(path, output, size=size, num_frames=num_frames, fps=fps)
+        check_output(path, output, size=size, num_frames=num_frames, fps=fps, options=config.file_options)

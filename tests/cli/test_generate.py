@@ -284,7 +284,7 @@ def test_what_has_no_effect_is_told_once(as_json: bool, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     notes = [line for line in result.stderr.splitlines() if line.startswith("kdit: note: ")]
     assert len(notes) == len(set(notes))
-    for part in ("prompt_negative has no effect", "tokens for T5", "tokens for CLIP"):
+    for part in ("--negative has no effect: --cfg is 1", "tokens for T5", "tokens for CLIP"):
         assert len([note for note in notes if part in note]) == 1 == result.stderr.count(part)
     if as_json:
         assert [f"kdit: note: {notice}" for notice in json.loads(result.stdout)["notices"]] == notes
@@ -383,18 +383,29 @@ def test_a_mistake_is_told_before_the_weights_are_loaded(monkeypatch: pytest.Mon
     monkeypatch.setattr(Pipeline, "load_models", never)
     monkeypatch.chdir(tmp_path)
     for arguments, told in (
-        (["--size", "17x31"], "nearest: 16x32"),
+        (["--size", "17x31"], "--size 17x31: width and height must be multiples of 16; nearest: 16x32 (or --fit"),
         (["--max-sequence-length", "513"], "1 to 512"),
-        (["--steps", "0"], "steps"),
-        (["--seed", "-1"], "seed"),
+        (["--steps", "0"], "--steps must be"),
+        (["--seed", "-1"], "--seed must be"),
         (["-o", "missing/a.png"], "does not exist"),
         (["-o", "a.mp4"], "must end in .png or .jpg"),
         (["-o", "a.tif"], "must end in .png or .jpg"),
-        (["--frames", "5"], "makes single pictures"),
-        (["--fps", "fast"], "fps must be a number"),
-        (["--last-image", "a.png"], "takes no last_image"),
-        (["--strength", "0.5"], "strength"),
-        (["--cfg2", "3"], "second expert"),
+        (["--frames", "5"], "--frames is 5, but this pipeline makes single pictures"),
+        (["--fps", "fast"], "--fps must be a number"),
+        (["--last-image", "a.png"], "takes no --last-image; it takes --image"),
+        (["--strength", "0.5"], "--strength is 0.5, but there is no image"),
+        (["--cfg2", "3"], "--cfg2 is for models with a second expert"),
+        (["--guidance", "-1"], "--guidance must be"),
+        (
+            ["--cfg", "1", "--extra", "negative_prompt_2=y"],
+            "--extra negative_prompt_2 needs classifier-free guidance: set --cfg above 1",
+        ),
+        (["--quality", "50"], "--quality is for .jpg, .jpeg, .webp files"),
+        (["--quality", "0", "-o", "a.jpg"], "--quality must be a whole number from 1 to 100, got 0"),
+        (["--crf", "20", "-o", "a.webp"], "--crf is for .mp4 files"),
+        (["--pixel-format", "yuv444p", "-o", "a.png"], "--pixel-format is for .mp4 files"),
+        (["--quality", "50", "-o", "a.safetensors"], "--quality is for .jpg, .jpeg, .webp files"),
+        (["--crf", "52", "-o", "a.mp4"], "--crf must be a whole number from 0 to 51, got 52"),
     ):
         result = RUN.invoke(app, ["generate", "a", *arguments])
         assert result.exit_code == 2 and told in result.stderr, result.output

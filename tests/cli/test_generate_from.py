@@ -127,9 +127,9 @@ def test_files_that_cannot_be_made_again_are_told(tmp_path: Path) -> None:
         (write_settings(tmp_path / "b.png", {"prompt": ["a"]}), "recorded prompt must be str, got ['a']"),
         (write_settings(tmp_path / "c.png", {"prompt": "a", "steps": "2"}), "recorded steps must be int, got '2'"),
         (write_settings(tmp_path / "d.png", {"prompt": "a", "steps": True}), "recorded steps must be int, got True"),
-        (write_settings(tmp_path / "e.png", {"prompt": "a", "size": [4]}), "size must be (width, height)"),
-        (write_settings(tmp_path / "f.png", {"prompt": "a", "cfg_scale": float("nan")}), "cfg_scale must be"),
-        (write_settings(tmp_path / "g.png", {"prompt": "a", "fit": "stretch"}), "fit must be one of"),
+        (write_settings(tmp_path / "e.png", {"prompt": "a", "size": [4]}), "--size must be (width, height)"),
+        (write_settings(tmp_path / "f.png", {"prompt": "a", "cfg_scale": float("nan")}), "--cfg must be"),
+        (write_settings(tmp_path / "g.png", {"prompt": "a", "fit": "stretch"}), "--fit must be one of"),
         (write_settings(tmp_path / "h.png", {"prompt": "a", "media": ["x"]}), "recorded media must be an object"),
         (write_settings(tmp_path / "i.png", {"seed": 1}), "nothing to draw"),
     ):
@@ -256,8 +256,35 @@ def test_a_changed_picture_is_made_again_from_its_input(
 def test_inputs_of_another_family_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording.read(painted(tmp_path, monkeypatch))
     other = SimpleNamespace(key=PipelineKey.FLUX1_T2I, extra_inputs=None, take_media=lambda media: None)
-    with pytest.raises(InputError, match=r"made with image_path, mask_path, style, which flux1-t2i does not take"):
+    with pytest.raises(InputError, match=r"made with .*image_path`, .*mask_path`, .*style`, which flux1-t2i"):
         recording.extra_inputs(other, MediaInputs())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ({"frame_num": 5, "pipeline": "wan2.1-t2v"}, "was made by Wan (wan2.1-t2v), this model is FLUX.1 (flux1-t2i)"),
+        ({"frame_num": 5, "pipeline": "new-t2i"}, "was made by new-t2i, this model is FLUX.1 (flux1-t2i)"),
+        ({"extra_inputs": {"image_paths": ["x.png"]}, "pipeline": "flux1-kontext"}, "made by FLUX.1 (flux1-kontext)"),
+    ],
+)
+def test_another_pipeline_is_blamed_before_its_settings(recorded: dict[str, object], told: str, tmp_path: Path) -> None:
+    path = write_settings(tmp_path / "a.png", {"prompt": "a", "kdit_version": __version__, **recorded})
+    result = RUN.invoke(app, ["generate", "--from", str(path), "-o", str(tmp_path / "b.png"), *QUICK])
+    error = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and told in error and "recorded settings do not fit it: " in error
+    same = write_settings(tmp_path / "c.png", {"prompt": "a", "frame_num": 5, "pipeline": "flux1-t2i"})
+    result = RUN.invoke(app, ["generate", "--from", str(same), "-o", str(tmp_path / "b.png"), *QUICK])
+    error = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and "makes single pictures" in error and "recorded settings" not in error
+
+
+def test_components_and_variant_belong_to_the_recorded_model(tmp_path: Path) -> None:
+    settings = {"prompt": "a", "model": "one", "components": {"base": "gone"}, "variant": "fp16"}
+    recording = Recording.read(write_settings(tmp_path / "a.png", settings))
+    assert recording.options(without={})["components"] == {"base": "gone"}
+    assert recording.options(without={"model": "one"})["variant"] == "fp16"
+    assert not {"components", "variant"} & recording.options(without={"model": "two"}).keys()
 
 
 def test_a_second_scale_follows_the_first_where_it_did(tmp_path: Path) -> None:

@@ -76,6 +76,12 @@ def test_each_deliberate_error_is_one_line(
     assert (captured.out, captured.err) == ("", line + "\n")
 
 
+def test_a_table_follows_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with exit_code(2):
+        raise CheckpointMissingError("x lacks\na and b", table="  a  missing\n  b  missing")
+    assert capsys.readouterr().err == "kdit: error: x lacks a and b\n  a  missing\n  b  missing\n"
+
+
 def test_a_bug_is_not_dressed_up() -> None:
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError

@@ -9,6 +9,7 @@ import torch
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
+from kdit.config import FileOptions
 from kdit.errors import OutputError
 from kdit.media.image_writer import write_image
 from kdit.media.metadata import read_settings
@@ -54,17 +55,19 @@ def test_quality_is_honoured(tmp_path: Path) -> None:
     for suffix in (".jpg", ".webp"):
         sizes = []
         for quality in (100, 50, 1):
-            write_image(noise, tmp_path / f"a{suffix}", {}, quality=quality)
+            write_image(noise, tmp_path / f"a{suffix}", {}, options=FileOptions(quality=quality))
             sizes.append((tmp_path / f"a{suffix}").stat().st_size)
         assert sizes == sorted(set(sizes), reverse=True)
 
 
-@pytest.mark.parametrize("quality", [0, 101, -1, True, 2.5, "high"])
-def test_a_quality_that_does_not_exist_is_refused(tmp_path: Path, quality: object) -> None:
-    with pytest.raises(OutputError, match="quality must be a whole number from 1 to 100"):
-        write_image(patches(), tmp_path / "a.jpg", {}, quality=quality)  # type: ignore[arg-type]
-    with pytest.raises(OutputError, match=r"quality is for \.jpg"):
-        write_image(patches(), tmp_path / "a.png", {}, quality=50)
+def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
+    for name, options, told in (
+        ("a.png", FileOptions(quality=50), r"`quality` is for \.jpg, \.jpeg, \.webp files"),
+        ("a.jpg", FileOptions(crf=20), r"`crf` is for \.mp4 files"),
+        ("a.webp", FileOptions(pixel_format="yuv444p"), r"`pixel_format` is for \.mp4 files"),
+    ):
+        with pytest.raises(OutputError, match=told):
+            write_image(patches(), tmp_path / name, {}, options=options)
     assert os.listdir(tmp_path) == []
 
 
@@ -88,7 +91,7 @@ def test_settings_of_any_length_fit_where_the_format_has_room(tmp_path: Path) ->
 
 def test_a_jpeg_without_room_is_refused_whole(tmp_path: Path) -> None:
     noise = os.urandom(150_000).hex()
-    with pytest.raises(OutputError, match=r"no room in a \.jpg; use \.png"):
+    with pytest.raises(OutputError, match=r"no room in a JPEG; use \.png or \.webp"):
         write_image(patches(), tmp_path / "a.jpg", {"kdit": json.dumps({"prompt": noise})})
     assert os.listdir(tmp_path) == []
 

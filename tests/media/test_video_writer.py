@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import av
 import pytest
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from kdit.config import FileOptions
 from kdit.errors import OutputError
 from kdit.media.metadata import read_settings
 from kdit.media.video_writer import frame_durations, write_video
@@ -36,20 +38,26 @@ def patches(count: int) -> Tensor:
     return row.expand(count, 64, -1, -1)
 
 
-def test_colours_are_converted_and_tagged(tmp_path: Path) -> None:
-    write_video(patches(3), tmp_path / "a.mp4", FILM, {})
+@pytest.mark.parametrize(("pixel_format", "halved"), [(None, 2), ("yuv420p", 2), ("yuv444p", 1)])
+def test_colours_are_converted_and_tagged(
+    tmp_path: Path, pixel_format: Literal["yuv420p", "yuv444p"] | None, halved: int
+) -> None:
+    write_video(patches(3), tmp_path / "a.mp4", FILM, {}, options=FileOptions(pixel_format=pixel_format))
     with av.open(str(tmp_path / "a.mp4")) as container:
         stream = container.streams.video[0]
         context = stream.codec_context
-        assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
+        assert (context.name, context.pix_fmt) == ("h264", pixel_format or "yuv420p")
         tags = (context.color_range, context.colorspace, context.color_primaries, context.color_trc)
         assert tags == (1, 1, 1, 1)  # limited range; bt709 three times
-        planes = [frame.to_ndarray() for frame in container.decode(stream)]
-    assert len(planes) == 3
-    for plane in planes:
-        luma = torch.from_numpy(plane[:64])[32, 8::16].double()
-        blue = torch.from_numpy(plane[64:80].reshape(32, -1))[16, 4::8].double() - 128
-        red = torch.from_numpy(plane[80:96].reshape(32, -1))[16, 4::8].double() - 128
+        decoded = [
+            [torch.frombuffer(bytearray(p), dtype=torch.uint8).view(p.height, -1) for p in frame.planes]
+            for frame in container.decode(stream)
+        ]
+    assert len(decoded) == 3
+    for planes in decoded:
+        luma = planes[0][32, 8 : 16 * len(COLOURS) : 16].double()
+        middle, step = 8 // halved, 16 // halved
+        blue, red = (plane[32 // halved, middle : step * len(COLOURS) : step].double() - 128 for plane in planes[1:])
         y, pb, pr = (luma - 16) / 219, blue / 224, red / 224
         rgb = torch.stack([y + 1.5748 * pr, y - 0.1873 * pb - 0.4681 * pr, y + 1.8556 * pb], -1)  # BT.709
         furthest = (rgb.clamp(0, 1) * 255 - torch.tensor(COLOURS)).abs().max().item()
@@ -129,11 +137,20 @@ def test_durations_do_not_drift() -> None:
 
 def test_an_odd_side_is_refused_for_mp4_with_what_fits(tmp_path: Path) -> None:
     for width, height in ((641, 480), (640, 479), (641, 479)):
-        with pytest.raises(
-            OutputError, match=rf"even .* got {width}x{height}; make it (642|640)x480, or write a \.gif"
-        ):
+        told = rf"even .* got {width}x{height}; make it (642|640)x480, choose `pixel_format` yuv444p, or write a \.gif"
+        with pytest.raises(OutputError, match=told):
             write_video(torch.zeros(1, height, width, 3, dtype=torch.uint8), tmp_path / "a.mp4", FILM, {})
     assert os.listdir(tmp_path) == []
+
+
+def test_odd_sides_can_have_colour_for_each_pixel(tmp_path: Path) -> None:
+    write_video(moving(2, 41, 31), tmp_path / "a.mp4", FILM, TEXT, options=FileOptions(pixel_format="yuv444p"))
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        stream = container.streams.video[0]
+        assert (stream.width, stream.height, stream.frames) == (41, 31, 2)
+        assert stream.codec_context.pix_fmt == "yuv444p" and not container.streams.audio
+        grey = next(container.decode(stream)).to_ndarray(format="gray")
+    assert grey[16, :7].mean() > 180 and grey[16, 10:].mean() < 80
 
 
 def test_options_are_honoured_or_refused(tmp_path: Path) -> None:
@@ -141,19 +158,18 @@ def test_options_are_honoured_or_refused(tmp_path: Path) -> None:
     for suffix, name, values in ((".mp4", "crf", (0, 17, 40)), (".webp", "quality", (100, 60, 10))):
         sizes = []
         for value in values:
-            write_video(noise, tmp_path / f"a{suffix}", FILM, {}, **{name: value})  # type: ignore[arg-type]
+            options = FileOptions(**{name: value})  # type: ignore[arg-type]
+            write_video(noise, tmp_path / f"a{suffix}", FILM, {}, options=options)
             sizes.append((tmp_path / f"a{suffix}").stat().st_size)
         assert sizes == sorted(set(sizes), reverse=True)
     for name, options, told in (
-        ("b.gif", {"crf": 20}, "crf is for .mp4"),
-        ("b.mp4", {"quality": 20}, "quality is for .jpg"),
-        ("b.mp4", {"crf": 52}, "crf must be a whole number from 0 to 51, got 52"),
-        ("b.mp4", {"crf": -1}, "crf must be"),
-        ("b.webp", {"quality": 0}, "quality must be"),
-        ("b.avi", {}, "a video's name ends in .mp4 or .gif or .webp"),
+        ("b.gif", FileOptions(crf=20), "`crf` is for .mp4 files"),
+        ("b.mp4", FileOptions(quality=20), "`quality` is for .jpg, .jpeg, .webp files"),
+        ("b.webp", FileOptions(pixel_format="yuv420p"), "`pixel_format` is for .mp4 files"),
+        ("b.avi", FileOptions(), "a video's name ends in .mp4 or .gif or .webp"),
     ):
         with pytest.raises(OutputError) as refused:
-            write_video(noise, tmp_path / name, FILM, {}, **options)
+            write_video(noise, tmp_path / name, FILM, {}, options=options)
         assert told in str(refused.value)
     assert sorted(os.listdir(tmp_path)) == ["a.mp4", "a.webp"]
 

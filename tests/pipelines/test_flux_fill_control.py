@@ -110,16 +110,17 @@ def test_fill_samples_can_be_made_again_alone(fill: Pipeline, save: Callable[...
 def test_what_fill_needs_is_named(fill: Pipeline, save: Callable[..., str]) -> None:
     path = save("in.png", SIZE)
     for extra in (None, FluxFillExtraInputs(mask_path=path)):
-        with pytest.raises(InputError, match=r"give FluxFillExtraInputs\(image_path=\.\.\.\)"):
+        with pytest.raises(InputError, match=r"give `FluxFillExtraInputs\.image_path`"):
             make(fill, extra)
-    with pytest.raises(InputError, match=r"give FluxFillExtraInputs\(mask_path=\.\.\.\)"):
+    with pytest.raises(InputError, match=r"give `FluxFillExtraInputs\.mask_path`"):
         make(fill, FluxFillExtraInputs(image_path=path))
     both = FluxFillExtraInputs(image_path=path, mask_path=path)
     with pytest.raises(InputError, match="two posteriors are sampled"):
         make(fill, both, strength=0.5, feeds={TensorKey.POSTERIOR_NOISE: torch.zeros(1, 4, 4, 6)})
-    with pytest.raises(InputError, match="MASK is fed, so mask_path would not be read"):
+    with pytest.raises(InputError, match=r"MASK is fed, so `extra_inputs\.mask_path` would not be read"):
         make(fill, both, feeds={TensorKey.MASK: torch.zeros(1, 4, 4, 1)})
-    with pytest.raises(InputError, match="AUX_LATENT is fed, so image_path or mask_path would not be read"):
+    told = r"AUX_LATENT is fed, so `extra_inputs\.image_path` or `extra_inputs\.mask_path` would not be read"
+    with pytest.raises(InputError, match=told):
         make(fill, both, feeds={TensorKey.AUX_LATENT: torch.zeros(1, 68, 4, 6)})
 
 
@@ -157,14 +158,14 @@ def test_a_control_image_of_another_size_is_scaled(control: Pipeline, save: Call
     assert torch.equal(*latents)
     other = make(control, FluxControlExtraInputs(control_path=save("other.png", SIZE, 1))).latents
     assert difference(other, latents[0]) > 1e-3
-    with pytest.raises(InputError, match=r"give FluxControlExtraInputs\(control_path=\.\.\.\)"):
+    with pytest.raises(InputError, match=r"give `FluxControlExtraInputs\.control_path`"):
         make(control, None)
 
 
 def test_control_latents_can_be_fed(control: Pipeline, save: Callable[..., str]) -> None:
     fed = {TensorKey.AUX_LATENT: torch.randn(1, 4, 4, 6, generator=torch.Generator().manual_seed(1))}
     assert torch.equal(make(control, None, feeds=fed).latents, make(control, None, feeds=fed).latents)
-    with pytest.raises(InputError, match="AUX_LATENT is fed, so control_path would not be read"):
+    with pytest.raises(InputError, match=r"AUX_LATENT is fed, so `extra_inputs\.control_path` would not be read"):
         make(control, FluxControlExtraInputs(control_path=save("in.png", SIZE)), feeds=fed)
     with pytest.raises(InputError, match=r"must be \[1, c, 4, 6\] with 4 channels in all, got \(1, 5, 4, 6\)"):
         make(control, None, feeds={TensorKey.AUX_LATENT: torch.zeros(1, 5, 4, 6)})
@@ -178,5 +179,5 @@ def test_control_begins_at_noise(control: Pipeline, save: Callable[..., str]) ->
 
 def test_files_of_a_command_line_for_control(control: Pipeline) -> None:
     assert control.family.take_media(MediaInputs(control="c.png")) == FluxControlExtraInputs(control_path="c.png")
-    with pytest.raises(InputError, match=r"FLUX\.1 Control takes no images; it takes control"):
+    with pytest.raises(InputError, match=r"FLUX\.1 Control takes no `images`; it takes `control`"):
         control.family.take_media(MediaInputs(images=("a.png",)))

@@ -77,7 +77,7 @@ def test_at_strength_0_the_input_comes_back_as_it_was_resized(dev: Pipeline, sav
 
 
 def test_strength_needs_an_image(dev: Pipeline) -> None:
-    with pytest.raises(InputError, match=r"strength is 0\.5, but there is no image to change"):
+    with pytest.raises(InputError, match=r"strength` is 0\.5, but there is no image to change"):
         make(dev, FluxExtraInputs(prompt_2="x"), strength=0.5)
     with pytest.raises(InputError, match="takes FluxExtraInputs, got FluxControlExtraInputs"):
         make(dev, FluxControlExtraInputs(control_path="x"))
@@ -93,7 +93,7 @@ def test_fed_latents_are_changed_like_an_image(dev: Pipeline, save: Callable[...
     assert torch.equal(fed.latents, again.latents)
     whole = make(dev, None, strength=1.0, feeds={TensorKey.BASE_LATENT: image})
     assert torch.equal(whole.latents, make(dev, None).latents)
-    with pytest.raises(InputError, match="BASE_LATENT is fed, so image_path would not be read"):
+    with pytest.raises(InputError, match=r"BASE_LATENT is fed, so `extra_inputs\.image_path` would not be read"):
         make(dev, extra, strength=0.6, feeds={TensorKey.BASE_LATENT: image})
     with pytest.raises(InputError, match="without a strength only its shape is read"):
         make(dev, None, feeds={TensorKey.BASE_LATENT: image})
@@ -110,7 +110,7 @@ def test_each_sample_can_be_made_again_alone(dev: Pipeline, save: Callable[..., 
     for i, (prompt, path) in enumerate(zip(["a red fox", "two boats"], paths, strict=True)):
         alone = make(dev, FluxExtraInputs(image_path=path), prompt=prompt, strength=0.5, seed=3 + i)
         assert difference(both.latents[i : i + 1], alone.latents) < 1e-6
-    with pytest.raises(InputError, match="image_path has 2 entries for 1 prompts"):
+    with pytest.raises(InputError, match="image_path` has 2 entries for 1 prompts"):
         make(dev, FluxExtraInputs(image_path=paths))
 
 
@@ -148,10 +148,10 @@ def test_the_schedule_is_that_of_diffusers(dev: Pipeline, schnell: Pipeline, ste
 
 
 def test_the_image_decides_the_size_where_none_is_given(dev: Pipeline, save: Callable[..., str]) -> None:
-    """At the nearest size that the model makes; what is asked for is made exactly or refused."""
+    """At the size beside it that changes its shape least; what is asked for is made exactly or refused."""
     extra = FluxExtraInputs(image_path=save("in.png", (120, 68)))
-    assert make(dev, extra, size=None, steps=1).settings["size"] == [128, 64]
-    with pytest.raises(InputError, match=r"size 120x68: .* multiples of 16; nearest: 128x64"):
+    assert make(dev, extra, size=None, steps=1).settings["size"] == [112, 64]
+    with pytest.raises(InputError, match=r"`size` 120x68: .* multiples of 16; nearest: 128x64"):
         make(dev, extra, size=(120, 68))
     fitted = make(dev, extra, size=(120, 68), fit="crop", steps=1)
     assert levels(fitted).shape == (1, 68, 120, 3) and fitted.settings["size"] == [120, 68]
@@ -161,5 +161,5 @@ def test_files_of_a_command_line(dev: Pipeline) -> None:
     one, two = MediaInputs(images=("a.png",)), MediaInputs(images=("a.png", "b.png"))
     assert dev.family.take_media(one) == FluxExtraInputs(image_path="a.png")
     assert dev.family.take_media(two) == FluxExtraInputs(image_path=["a.png", "b.png"])
-    with pytest.raises(InputError, match=r"FLUX\.1 takes no mask; it takes images"):
+    with pytest.raises(InputError, match=r"FLUX\.1 takes no `mask`; it takes `images`"):
         dev.family.take_media(MediaInputs(images=("a.png",), mask="m.png"))

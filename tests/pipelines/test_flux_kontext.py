@@ -62,7 +62,7 @@ def test_the_shape_of_the_reference_decides_the_size(kontext: Pipeline, save: Ca
     assert make(kontext, extra, steps=1).settings["size"] == list(SIZE)
     usual = kontext.request("x", extra_inputs=FluxKontextExtraInputs(image_paths=path))
     assert usual.inputs.runtime_config.size == (832, 1232)
-    with pytest.raises(InputError, match="max_area must be a number of pixels, got 0"):
+    with pytest.raises(InputError, match="max_area` must be a number of pixels, got 0"):
         FluxKontextExtraInputs(max_area=0)
 
 
@@ -76,12 +76,12 @@ def test_fed_references(kontext: Pipeline, save: Callable[..., str]) -> None:
         make(kontext, None, prompt=["a", "b", "c"], feeds={TensorKey.AUX_LATENT: latents})
     with pytest.raises(InputError, match=r"latents \[1, 4, h, w\] of even height and width, got \(1, 4, 3, 6\)"):
         make(kontext, None, feeds={TensorKey.AUX_LATENT: torch.zeros(1, 4, 3, 6)})
-    with pytest.raises(InputError, match="AUX_LATENT is fed, so image_paths would not be read"):
+    with pytest.raises(InputError, match=r"AUX_LATENT is fed, so `extra_inputs\.image_paths` would not be read"):
         make(kontext, own_size(image_paths=save("a.png", SIZE)), feeds={TensorKey.AUX_LATENT: latents[:1]})
 
 
 def test_files_of_a_command_line(kontext: Pipeline) -> None:
     two = MediaInputs(images=("a.png", "b.png"))
     assert kontext.family.take_media(two) == FluxKontextExtraInputs(image_paths=["a.png", "b.png"])
-    with pytest.raises(InputError, match=r"FLUX\.1 Kontext takes no mask; it takes images"):
+    with pytest.raises(InputError, match=r"FLUX\.1 Kontext takes no `mask`; it takes `images`"):
         kontext.family.take_media(MediaInputs(mask="m.png"))

@@ -59,7 +59,7 @@ def test_parallel_axes_and_request_caches_are_refused(dev: Pipeline, dev_folder:
 def test_settings_that_nothing_reads_are_refused(dev: Pipeline, dev_folder: Path) -> None:
     for config, told in (
         (ExecuteConfig(component_dtypes={"vaee": "float32"}), "names 'vaee'; .* has .*vae"),
-        (ExecuteConfig(device="cuda:7"), "device is cuda:7, the given engine runs on cpu"),
+        (ExecuteConfig(device="cuda:7"), "device` is cuda:7, the given engine runs on cpu"),
     ):
         with pytest.raises(ConfigError, match=told):
             Pipeline.open(dev_folder, execute_config=config, engine=dev.engine)
@@ -170,6 +170,43 @@ def test_an_autoencoder_that_cannot_be_used_is_refused_before_loading(
 ) -> None:
     with pytest.raises(CheckpointError, match=told):
         Pipeline.open(damaged(dev_folder, tmp_path, "vae/config.json", **changes)).request("a")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "told"),
+    [
+        ("text_encoder", {"hidden_size": 8}, r"text_encoder \(.*\) has hidden_size 8; .*\(pooled_projection_dim\)"),
+        ("text_encoder_2", {"d_model": 8}, r"text_encoder_2 \(.*\) has d_model 8; .*needs 56 \(joint_attention_dim\)"),
+        ("vae", {"latent_channels": 5}, r"vae \(.*\) has latent_channels 5; the transformer needs 4"),
+    ],
+)
+def test_parts_of_other_widths_are_refused_before_loading(
+    dev_folder: Path, tmp_path: Path, file: str, changes: dict[str, object], told: str
+) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        Pipeline.open(damaged(dev_folder, tmp_path, f"{file}/config.json", **changes))
+
+
+def test_an_encoder_of_another_width_as_a_file_is_refused_before_loading(dev_folder: Path, tmp_path: Path) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = dict(d_model=24, d_kv=6, d_ff=20, num_heads=4, num_layers=2, vocab_size=300)
+    T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu")).save_pretrained(tmp_path)  # type: ignore[arg-type]
+    for given in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"text_encoder_2 \(.*\) has d_model 24; the transformer needs 56"):
+            Pipeline.open(dev_folder, components={"text_encoder_2": given})
+
+
+def test_a_prompt_too_long_is_refused_before_loading(dev_folder: Path) -> None:
+    pipe = Pipeline.open(dev_folder)
+    strict = SampleConfig(steps=1, max_sequence_length=12, on_long_prompt="reject")
+    with pytest.raises(InputError, match=r"prompt has \d+ tokens for T5TextEncoder, which takes 12"):
+        pipe.request("fox " * 20, sample_config=strict)
+    with pytest.raises(InputError, match="T5TextEncoder, which takes 12"):
+        negative = SampleConfig(steps=1, max_sequence_length=12, on_long_prompt="reject", cfg_scale=2.0)
+        pipe.request("fox", prompt_negative="fox " * 20, sample_config=negative)
+    pipe.request("fox", sample_config=strict)
+    pipe.request("fox " * 20, sample_config=SMALL)
 
 
 def test_a_schedule_that_cannot_be_made_is_refused_before_loading(dev_folder: Path, tmp_path: Path) -> None:

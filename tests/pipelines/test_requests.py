@@ -39,11 +39,13 @@ def test_repeating_a_request_repeats_its_bits(dev: Pipeline) -> None:
 
 
 def test_a_list_of_prompts_gives_each_its_own_seed(dev: Pipeline) -> None:
-    both = make(dev, ["a red fox", "two boats"])
-    assert both.seeds == (3, 4)
-    for i, prompt in enumerate(["a red fox", "two boats"]):
-        alone = make(dev, prompt, runtime_config=runtime(seed=3 + i))
-        assert distance(both.latents[i : i + 1], alone.latents) < 1e-6
+    prompts = ["a red fox", "word " * 60, "a"]
+    sample = SampleConfig(steps=2, max_sequence_length=200, cfg_scale=2.0)
+    together = make(dev, prompts, sample_config=sample)
+    assert together.seeds == (3, 4, 5)
+    for i, prompt in enumerate(prompts):
+        alone = make(dev, prompt, sample_config=sample, runtime_config=runtime(seed=3 + i))
+        assert distance(together.latents[i : i + 1], alone.latents) < 1e-6
 
 
 def test_batches_can_be_bit_equal(dev_folder: Path) -> None:
@@ -97,7 +99,9 @@ def test_a_long_prompt_is_cut_with_a_notice_per_encoder_or_refused(
         make(dev, prompt, sample_config=SampleConfig(steps=2, max_sequence_length=12, on_long_prompt="reject"))
 
 
-@pytest.mark.parametrize(("prompt", "told"), [([], "empty list"), (["a", 3], r"prompt\[1\] must be a string, got int")])
+@pytest.mark.parametrize(
+    ("prompt", "told"), [([], "empty list"), (["a", 3], r"prompt`\[1\] must be a string, got int")]
+)
 def test_what_is_no_prompt_is_refused(dev: Pipeline, prompt: list[str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         make(dev, prompt)
@@ -110,7 +114,7 @@ def test_a_size_off_the_grid_is_refused_with_the_nearest(dev: Pipeline, size: tu
 
 
 def test_a_picture_has_one_frame(dev: Pipeline) -> None:
-    with pytest.raises(InputError, match="frame_num is 5"):
+    with pytest.raises(InputError, match="frame_num` is 5"):
         make(dev, runtime_config=runtime(frame_num=5))
 
 
@@ -125,7 +129,7 @@ def test_classifier_free_guidance_needs_a_scale_above_1(dev: Pipeline) -> None:
     plain = make(dev)
     unused = make(dev, prompt_negative="blurry")
     assert torch.equal(plain.latents, unused.latents)
-    assert len(unused.notices) == 1 and "prompt_negative has no effect" in unused.notices[0]
+    assert len(unused.notices) == 1 and "prompt_negative` has no effect" in unused.notices[0]
     empty = make(dev, sample_config=CFG)
     assert torch.equal(empty.latents, make(dev, sample_config=CFG, prompt_negative="").latents)
     assert distance(plain.latents, empty.latents) > 1e-3
@@ -134,7 +138,7 @@ def test_classifier_free_guidance_needs_a_scale_above_1(dev: Pipeline) -> None:
 
 
 def test_negative_prompts_match_the_prompts(dev: Pipeline) -> None:
-    with pytest.raises(InputError, match="prompt_negative has 2 entries for 1 prompts"):
+    with pytest.raises(InputError, match="prompt_negative` has 2 entries for 1 prompts"):
         make(dev, prompt_negative=["a", "b"], sample_config=CFG)
     each = make(dev, ["a", "b"], prompt_negative=["c", "d"], sample_config=CFG)
     alone = make(dev, "b", prompt_negative="d", sample_config=CFG, runtime_config=runtime(seed=4))
@@ -143,7 +147,7 @@ def test_negative_prompts_match_the_prompts(dev: Pipeline) -> None:
 
 def test_guidance_without_an_input_for_it_is_told(schnell: Pipeline) -> None:
     result = make(schnell, sample_config=SampleConfig(steps=2, max_sequence_length=12, guidance_scale=5.0))
-    assert "guidance_scale 5 has no effect" in result.notices[0]
+    assert "`guidance_scale` 5 has no effect" in result.notices[0]
     assert torch.equal(result.latents, make(schnell).latents)
     with pytest.raises(UnsupportedOptionError, match="cfg_scale_2"):
         make(schnell, sample_config=SampleConfig(cfg_scale_2=2.0))
@@ -190,7 +194,7 @@ def test_pictures_carry_their_settings(dev: Pipeline, tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written_is_refused_first(dev: Pipeline, tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError):
         make(dev, runtime_config=runtime(save_paths=(str(tmp_path / name),)))
-    with pytest.raises(InputError, match="1 save_paths for 2 samples"):
+    with pytest.raises(InputError, match="1 `save_paths` for 2 samples"):
         make(dev, ["a", "b"], runtime_config=runtime(save_paths=(str(tmp_path / "a.png"),)))
     with pytest.raises(InputError, match="latents"):
         make(dev, runtime_config=runtime(save_paths=(str(tmp_path / "a.png"),), output_type="latents"))
@@ -199,17 +203,17 @@ def test_an_output_that_cannot_be_written_is_refused_first(dev: Pipeline, tmp_pa
 @pytest.mark.parametrize("names", [("a.png", "a.png"), ("a.png", "./a.png")])
 def test_pictures_do_not_overwrite_each_other(dev: Pipeline, tmp_path: Path, names: tuple[str, str]) -> None:
     paths = tuple(f"{tmp_path}/{name}" for name in names)
-    with pytest.raises(InputError, match="save_paths must differ"):
+    with pytest.raises(InputError, match="save_paths` must differ"):
         make(dev, ["a", "b"], runtime_config=runtime(save_paths=paths))
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (dict(prompt=None), "prompt must be a string or a list of strings, got NoneType"),
+        (dict(prompt=None), "prompt` must be a string or a list of strings, got NoneType"),
         (dict(prompt={"a": 1}), "got dict"),
         (dict(prompt="a\ud83d"), "not valid Unicode"),
-        (dict(prompt_negative=4), "prompt_negative must be a string"),
+        (dict(prompt_negative=4), "prompt_negative` must be a string"),
         (dict(sample_config={"steps": 2}), "expected SampleConfig, got dict"),
         (dict(runtime_config={"seed": 2}), "expected RuntimeConfig, got dict"),
         (dict(extra_inputs="x"), "expected ExtraInputs, got str"),
@@ -217,7 +221,7 @@ def test_pictures_do_not_overwrite_each_other(dev: Pipeline, tmp_path: Path, nam
         (dict(cancel=True), "cancel must be a CancelToken"),
         (
             dict(runtime_config=runtime(seed=2**63 - 1), prompt=["a", "b"]),
-            "seed 9223372036854775807 is too large for 2",
+            "seed` 9223372036854775807 is too large for 2",
         ),
         (
             dict(runtime_config=runtime(size=(16 * 10**6, 16 * 10**6))),

@@ -85,13 +85,13 @@ def test_without_guidance_a_negative_prompt_is_told_and_costs_nothing(pipe: Pipe
     with start(pipe, "a", prompt_negative="blurry", sample_config=config) as run:
         pipe.step([run])
         assert run.peek()["prediction"].shape[0] == 1
-        assert len(run.notices) == 1 and "prompt_negative has no effect" in run.notices[0]
+        assert len(run.notices) == 1 and "prompt_negative` has no effect" in run.notices[0]
 
 
 def test_no_negative_prompt_is_the_empty_one(pipe: Pipeline) -> None:
     assert torch.equal(make(pipe).latents, make(pipe, prompt_negative="").latents)
     assert distance(make(pipe, prompt_negative="blurry").latents, make(pipe).latents) > 1e-4
-    with pytest.raises(InputError, match="prompt_negative has 2 entries for 1 prompts"):
+    with pytest.raises(InputError, match="prompt_negative` has 2 entries for 1 prompts"):
         make(pipe, prompt_negative=["a", "b"])
 
 
@@ -153,27 +153,27 @@ def test_skipping_layers_leads_away_from_what_the_network_gives_without_them(pip
 
 def test_skip_layers_that_no_step_uses_are_told(pipe: Pipeline) -> None:
     result = make(pipe, sample_config=CFG, extra_inputs=SD3ExtraInputs(skip_layers=(1,)))
-    assert "skip_layers has no effect: none of the 2 steps" in result.notices[0]
+    assert "skip_layers` has no effect: none of the 2 steps" in result.notices[0]
     assert torch.equal(result.latents, make(pipe, sample_config=CFG).latents)
 
 
 @pytest.mark.parametrize(
     ("extra", "config", "told"),
     [
-        (dict(skip_layers=(3,)), CFG, r"skip_layers must be whole numbers from 0 to 2, got \(3,\)"),
+        (dict(skip_layers=(3,)), CFG, r"skip_layers` must be whole numbers from 0 to 2, got \(3,\)"),
         (dict(skip_layers=(-1,)), CFG, "from 0 to 2"),
         (dict(skip_layers=1), CFG, "got 1"),
         (dict(skip_layers=(True,)), CFG, "from 0 to 2"),
-        (dict(skip_layers=(1,)), PLAIN, "skip_layers needs classifier-free guidance: set cfg_scale above 1"),
-        (dict(skip_layer_scale=2.0), CFG, "skip_layer_scale has no effect without skip_layers"),
-        (dict(skip_layers=(1,), skip_layer_scale=float("nan")), CFG, "skip_layer_scale must be a finite number"),
+        (dict(skip_layers=(1,)), PLAIN, "skip_layers` needs classifier-free guidance: set `cfg_scale` above 1"),
+        (dict(skip_layer_scale=2.0), CFG, "skip_layer_scale` has no effect without `extra_inputs.skip_layers`"),
+        (dict(skip_layers=(1,), skip_layer_scale=float("nan")), CFG, "skip_layer_scale` must be a finite number"),
         (dict(skip_layers=(1,), skip_layer_start=0.5), CFG, "0 <= start < stop <= 1, got 0.5 and 0.2"),
         (dict(skip_layers=(1,), skip_layer_stop=2), CFG, "0 <= start < stop <= 1, got 0.01 and 2"),
-        (dict(negative_prompt_2="x"), PLAIN, "negative_prompt_2 needs classifier-free guidance"),
-        (dict(negative_prompt_3="x"), PLAIN, "negative_prompt_3 needs classifier-free guidance"),
-        (dict(prompt_2=["a", "b"]), CFG, "prompt_2 has 2 entries for 1 prompts"),
-        (dict(prompt_3=3), CFG, "prompt_3 must be a string or a list"),
-        (dict(negative_prompt_3=["a", "b"]), CFG, "negative_prompt_3 has 2 entries for 1 prompts"),
+        (dict(negative_prompt_2="x"), PLAIN, "negative_prompt_2` needs classifier-free guidance"),
+        (dict(negative_prompt_3="x"), PLAIN, "negative_prompt_3` needs classifier-free guidance"),
+        (dict(prompt_2=["a", "b"]), CFG, "prompt_2` has 2 entries for 1 prompts"),
+        (dict(prompt_3=3), CFG, "prompt_3` must be a string or a list"),
+        (dict(negative_prompt_3=["a", "b"]), CFG, "negative_prompt_3` has 2 entries for 1 prompts"),
     ],
 )
 def test_extra_inputs_that_cannot_be_used_are_refused(
@@ -184,7 +184,7 @@ def test_extra_inputs_that_cannot_be_used_are_refused(
 
 
 def test_what_other_families_take_is_refused_with_a_way_out(pipe: Pipeline) -> None:
-    with pytest.raises(UnsupportedOptionError, match="has no embedded guidance; use cfg_scale"):
+    with pytest.raises(UnsupportedOptionError, match="has no embedded guidance; use `cfg_scale`"):
         make(pipe, sample_config=SampleConfig(guidance_scale=3.5))
     with pytest.raises(InputError, match="takes SD3ExtraInputs, got FluxExtraInputs"):
         make(pipe, extra_inputs=FluxExtraInputs())
@@ -196,7 +196,7 @@ def test_sizes_end_where_the_position_table_does(pipe: Pipeline) -> None:
     assert (pipe.defaults.size, pipe.defaults.max_side, pipe.defaults.size_multiple) == ((256, 256), 384, 16)
     assert make(pipe, sample_config=PLAIN, runtime_config=runtime(size=(384, 16))).images[0].size == (384, 16)
     for size in ((400, 16), (16, 400)):
-        with pytest.raises(InputError, match=f"size {size[0]}x{size[1]}: this model makes at most 384 pixels"):
+        with pytest.raises(InputError, match=f"`size` {size[0]}x{size[1]}: this model makes at most 384 pixels"):
             make(pipe, runtime_config=runtime(size=size))
     with pytest.raises(InputError, match="multiples of 16; nearest: 32x48"):
         make(pipe, runtime_config=runtime(size=(36, 44)))
@@ -226,6 +226,13 @@ def test_defaults_are_the_published_ones_of_each_model(
     [
         ("transformer/config.json", dict(sample_size="128"), "sample_size must be a positive number, got '128'"),
         ("transformer/config.json", dict(patch_size=4), "patch_size is 4, expected 2"),
+        ("vae/config.json", dict(latent_channels=5), r"vae .* has latent_channels 5; the transformer needs 4"),
+        ("text_encoder_3/config.json", dict(d_model=8), r"text_encoder_3 .* has d_model 8; .*joint_attention_dim"),
+        (
+            "text_encoder_2/config.json",
+            dict(projection_dim=8),
+            r"text_encoder .* projection_dim \d+, text_encoder_2 .* projection_dim 8; .* needs together \d+ \(pooled",
+        ),
         ("vae/config.json", dict(shift_factor="x"), "shift_factor must be a number"),
         ("vae/config.json", dict(block_out_channels=[]), "block_out_channels must be a list of whole numbers"),
     ],
@@ -276,7 +283,7 @@ def test_t5_may_be_missing(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CLIPTextEncoder, which takes 77"):  # nobody reads the rest
         make(pipe, "fox " * 300, sample_config=SampleConfig(on_long_prompt="reject"))
     for name in ("prompt_3", "negative_prompt_3"):
-        with pytest.raises(InputError, match=f"{name} is for T5, and this checkpoint has none"):
+        with pytest.raises(InputError, match=f"{name}` is for T5, and this checkpoint has none"):
             make(pipe, sample_config=CFG, extra_inputs=SD3ExtraInputs(**{name: "x"}))  # type: ignore[arg-type]
 
 

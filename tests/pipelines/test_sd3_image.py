@@ -86,9 +86,16 @@ def test_strength_1_ignores_the_picture(pipe: Pipeline, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"), [((48, 32), (48, 32)), ((50, 41), (48, 48)), ((5, 201), (16, 208)), ((900, 300), (384, 128))]
+    ("own", "expected"),
+    [
+        ((48, 32), (48, 32)),
+        ((50, 41), (64, 48)),
+        ((104, 152), (112, 160)),
+        ((5, 201), (16, 208)),
+        ((900, 300), (384, 128)),
+    ],
 )
-def test_the_size_is_the_pictures_own_at_the_nearest_multiples(
+def test_the_size_is_the_pictures_own_at_the_multiples_that_keep_its_shape(
     pipe: Pipeline, tmp_path: Path, own: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     extra = SD3ExtraInputs(image_path=picture(tmp_path / "a.png", own, 1))
@@ -116,7 +123,7 @@ def test_one_picture_serves_all_samples_or_each_has_its_own(pipe: Pipeline, tmp_
     assert distance(shared[1:], made("b", paths[0], 4)) < 1e-5
     assert distance(own[1:], made("b", paths[1], 4)) < 1e-5
     assert torch.equal(shared[:1], own[:1]) and distance(shared[1:], own[1:]) > 1e-2
-    with pytest.raises(InputError, match="image_path has 2 entries for 1 prompts"):
+    with pytest.raises(InputError, match="image_path` has 2 entries for 1 prompts"):
         made("a", paths)
 
 
@@ -133,7 +140,7 @@ def test_latents_can_be_changed_instead_of_a_picture(pipe: Pipeline, tmp_path: P
         assert distance(run.peek()["latents"], first) > 0.1  # nothing was drawn for a posterior, so other noise
     unchanged = make(pipe, sample_config=config(0.0), runtime_config=runtime, feeds=fed)
     assert torch.equal(unchanged.latents, encoded)
-    with pytest.raises(InputError, match="image_path and fed BASE_LATENT are both the image to change"):
+    with pytest.raises(InputError, match="image_path` and fed BASE_LATENT are both the image to change"):
         make(pipe, sample_config=config(0.6), feeds=fed, extra_inputs=extra)
 
 
@@ -164,7 +171,7 @@ def test_the_posterior_is_drawn_in_the_autoencoders_dtype(folder: Path, tmp_path
 
 
 def test_a_strength_needs_a_picture(pipe: Pipeline, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"strength is 0\.5, but there is no image to change"):
+    with pytest.raises(InputError, match=r"strength` is 0\.5, but there is no image to change"):
         make(pipe, sample_config=config(0.5))
     with pytest.raises(InputError, match=r"no\.png"):
         make(pipe, extra_inputs=SD3ExtraInputs(image_path=str(tmp_path / "no.png")))
@@ -173,7 +180,7 @@ def test_a_strength_needs_a_picture(pipe: Pipeline, tmp_path: Path) -> None:
 def test_pictures_of_the_command_line(pipe: Pipeline) -> None:
     assert pipe.family.take_media(MediaInputs(images=("a.png",))) == SD3ExtraInputs(image_path="a.png")
     assert pipe.family.take_media(MediaInputs(images=("a", "b"))) == SD3ExtraInputs(image_path=["a", "b"])
-    with pytest.raises(InputError, match="Stable Diffusion 3 takes no mask; it takes images"):
+    with pytest.raises(InputError, match="Stable Diffusion 3 takes no `mask`; it takes `images`"):
         pipe.family.take_media(MediaInputs(images=("a",), mask="m"))
 
 

@@ -127,14 +127,14 @@ def test_without_guidance_what_belongs_to_it_is_told_and_costs_nothing(pipe: Pip
     with start(pipe, "a", prompt_negative="blurry", sample_config=config, runtime_config=runtime()) as run:
         pipe.step([run])
         assert run.peek()["prediction"].shape[0] == 1
-        assert [notice.split()[0] for notice in run.notices] == ["cfg_scale_2", "prompt_negative"]
+        assert [notice.split()[0] for notice in run.notices] == ["`cfg_scale_2`", "`prompt_negative`"]
 
 
 def test_no_negative_prompt_is_the_empty_one(pipe: Pipeline) -> None:
     none = video(pipe, sample_config=TWO_EXPERTS).latents
     assert torch.equal(none, video(pipe, sample_config=TWO_EXPERTS, prompt_negative="").latents)
     assert distance(video(pipe, sample_config=TWO_EXPERTS, prompt_negative="blurry").latents, none) > 1e-4
-    with pytest.raises(InputError, match="prompt_negative has 2 entries for 1 prompts"):
+    with pytest.raises(InputError, match="prompt_negative` has 2 entries for 1 prompts"):
         video(pipe, sample_config=TWO_EXPERTS, prompt_negative=["a", "b"])
 
 
@@ -158,9 +158,9 @@ def test_a_second_scale_follows_the_first_unless_one_is_given(pipe: Pipeline, pl
     assert scales(pipe, cfg_scale_2=2.0) == (4.0, 2.0)
     assert scales(pipe, cfg_scale=0.0) == (0.0, 0.0)
     assert scales(plain) == (5.0, None)
-    with pytest.raises(UnsupportedOptionError, match="cfg_scale_2 is for models with a second expert"):
+    with pytest.raises(UnsupportedOptionError, match="`cfg_scale_2` is for models with a second expert"):
         scales(plain, cfg_scale_2=2.0)
-    with pytest.raises(UnsupportedOptionError, match="use cfg_scale"):
+    with pytest.raises(UnsupportedOptionError, match="use `cfg_scale`"):
         scales(plain, guidance_scale=2.0)
     with pytest.raises(UnsupportedOptionError, match="does not begin at an image"):
         video(plain, sample_config=SampleConfig(strength=0.5))
@@ -195,7 +195,7 @@ def test_frames_are_4n_plus_1_or_refused_or_made_and_cut(plain: Pipeline, frames
     if made == frames:
         assert shape("reject") == expected
     else:
-        with pytest.raises(InputError, match=rf"frame_num is {frames}, .* nearest: {made - 4} or {made} "):
+        with pytest.raises(InputError, match=rf"`frame_num` is {frames}, .* nearest: {made - 4} or {made} "):
             shape("reject")
         assert shape("crop") == expected
 
@@ -319,6 +319,7 @@ def test_published_defaults(reference_family: Callable[[str], Path]) -> None:
         ("vae/config.json", {"latents_std": [1.0] * 15 + [0.0]}, "latents_std is .* 16 positive numbers"),
         ("vae/config.json", {"latents_mean": [1.0]}, "latents_mean is .* expected 16 numbers"),
         ("vae/config.json", {"scale_factor_temporal": "4"}, "scale_factor_temporal is '4'"),
+        ("text_encoder/config.json", {"d_model": 57}, r"text_encoder \(.*\) has d_model 57; .* needs 56 \(text_dim\)"),
         ("scheduler/scheduler_config.json", {"prediction_type": "epsilon"}, "expected 'flow_prediction'"),
     ],
 )
@@ -337,13 +338,15 @@ def test_a_network_that_reads_frames_in_a_folder_of_text_to_video_is_refused(
         Pipeline.open(damaged(other, tmp_path, "model_index.json", _class_name="WanPipeline"))
 
 
-def test_a_second_expert_without_a_boundary_is_not_run(folder: Path, tmp_path: Path) -> None:
-    found = [
-        Pipeline.from_models(damaged(folder, tmp_path / str(ratio), "model_index.json", boundary_ratio=ratio))
-        for ratio in (None, 0.0)  # neither states a step for the second
-    ]
-    assert [pipe.family.key.value for pipe in found] == ["wan2.1-t2v", "wan2.2-t2v-14b"]
-    assert torch.equal(*(video(pipe).latents for pipe in found))
+@pytest.mark.parametrize("family", ["wan22_t2v_a14b", "wan22_i2v_a14b"])
+def test_a_second_expert_without_a_boundary_is_refused(
+    family: str, reference_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = damaged(reference_family(family) / "model", tmp_path, "model_index.json", boundary_ratio=None)
+    with pytest.raises(CheckpointError, match=r"lists transformer_2 but no boundary_ratio.*0\.875 for text, 0\.9 for"):
+        Pipeline.open(folder)
+    alone = damaged(folder, tmp_path / "alone", "model_index.json", transformer_2=[None, None])
+    assert Pipeline.open(alone).family.key.value.startswith("wan2.1")
 
 
 def test_a_video_that_is_not_finite_is_an_error(plain: Pipeline, tmp_path: Path) -> None:

@@ -136,11 +136,11 @@ def test_frame_counts_and_their_masks(a14b: Pipeline, pictures: list[str], frame
         given["end_img_path"] = pictures[1]
     made = (frames + 2) // 4 * 4 + 1
     if made != frames:
-        with pytest.raises(InputError, match=rf"frame_num is {frames}, .* nearest: {made - 4} or {made} "):
+        with pytest.raises(InputError, match=rf"`frame_num` is {frames}, .* nearest: {made - 4} or {made} "):
             video(a14b, given=given, runtime_config=runtime(frame_num=frames))
     config = runtime(frame_num=frames, fit="crop", size=(16, 16))
     if with_end and (made == 1 or made != frames):
-        with pytest.raises(InputError, match=r"end_img_path: (a video of one frame|of .* the end would be lost)"):
+        with pytest.raises(InputError, match=r"end_img_path`: (a video of one frame|of .* the end would be lost)"):
             video(a14b, given=given, runtime_config=config)
         return
     with begun(a14b, "a", given, TensorKey.BASE_LATENT, config=config) as run:
@@ -162,7 +162,7 @@ def test_each_sample_may_have_pictures_of_its_own(a14b: Pipeline, pictures: list
         own: Given = {"start_img_path": pictures[i], "end_img_path": pictures[2]}
         alone = video(a14b, prompt, given=own, runtime_config=runtime(seed=3 + i))
         assert distance(both.latents[i : i + 1], alone.latents) < 1e-5
-    with pytest.raises(InputError, match="start_img_path has 2 entries for 3 prompts"):
+    with pytest.raises(InputError, match="start_img_path` has 2 entries for 3 prompts"):
         video(a14b, ["a", "b", "c"], given={"start_img_path": pictures[:2]})
 
 
@@ -296,10 +296,10 @@ def test_pictures_that_a_model_does_not_take_are_refused(
     start, end = pictures[:2]
     both: Given = {"start_img_path": start, "end_img_path": end}
     for pipe, given, message in (
-        (a14b, None, "makes a video from an image: give start_img_path"),
-        (a14b, {"end_img_path": end}, "end_img_path needs start_img_path"),
+        (a14b, None, "makes a video from an image: give `extra_inputs.start_img_path`"),
+        (a14b, {"end_img_path": end}, "end_img_path` needs `extra_inputs.start_img_path`"),
         (i2v, both, "was made for a start image alone"),
-        (flf2v, {"start_img_path": start}, "between two images: give end_img_path too"),
+        (flf2v, {"start_img_path": start}, "between two images: give `extra_inputs.end_img_path` too"),
         (ti2v, both, "takes a start image alone"),
         (a14b, {"start_img_path": "none.png"}, "none.png"),
     ):
@@ -316,7 +316,7 @@ def test_files_of_a_command_line_become_its_inputs(a14b: Pipeline) -> None:
     )
     assert take(MediaInputs(images=("a.png", "c.png"))) == WanI2VExtraInputs(start_img_path=["a.png", "c.png"])
     assert take(MediaInputs()) is None
-    with pytest.raises(InputError, match="Wan takes no mask"):
+    with pytest.raises(InputError, match="Wan takes no `mask`"):
         take(MediaInputs(images=("a.png",), mask="m.png"))
 
 

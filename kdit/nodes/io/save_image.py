@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kdit.config.file_options import FileOptions
 from kdit.errors import InputError
 from kdit.keys import IONodeType, TensorKey
-from kdit.media.formats import check_output
-from kdit.media.image_writer import check_quality_for, write_image
+from kdit.media.formats import NO_OPTIONS, check_output
+from kdit.media.image_writer import write_image
 from kdit.media.levels import to_uint8
 from kdit.nodes.core.factory import IONodeFactory
 from kdit.nodes.core.metadata import read_metadata
@@ -22,20 +23,18 @@ from kdit.nodes.core.pin_hub import PinHub
 @dataclass(frozen=True)
 class SaveImageSettings:
     """``paths``: one file per image, whose suffix chooses the format; ``text``: the texts of each file, or nothing;
-    ``quality``: of JPEG and WebP, 1 to 100.
+    ``options``: how they are encoded.
     """
 
     paths: Sequence[str]
     text: Sequence[Mapping[str, str]] = ()
-    quality: int | None = None
+    options: FileOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
         if self.text and len(self.text) != len(self.paths):
             raise InputError(f"SAVE_IMAGE: {len(self.paths)} paths but text for {len(self.text)} images")
         if len(set(self.paths)) != len(self.paths):
             raise InputError(f"SAVE_IMAGE: each image needs a path of its own, got {', '.join(self.paths)}")
-        for path in self.paths:
-            check_quality_for(path, self.quality)
 
 
 @IONodeFactory.register(IONodeType.SAVE_IMAGE, [None])
@@ -54,7 +53,7 @@ class SaveImageNode(IONode):
         if len(images) != len(settings.paths):
             raise InputError(f"SAVE_IMAGE: {len(images)} images but {len(settings.paths)} paths")
         for image, path in zip(images, settings.paths, strict=True):
-            check_output(path, "image", size=(image.shape[1], image.shape[0]))
+            check_output(path, "image", size=(image.shape[1], image.shape[0]), options=settings.options)
         texts = settings.text or [{}] * len(images)
         for image, path, text in zip(images, settings.paths, texts, strict=True):
-            write_image(image, path, text, quality=settings.quality)
+            write_image(image, path, text, options=settings.options)

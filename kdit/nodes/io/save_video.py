@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
+from kdit.config.file_options import FileOptions
 from kdit.config.runtime_config import frame_rate
 from kdit.errors import InputError
 from kdit.keys import IONodeType, TensorKey
-from kdit.media.formats import IMAGE_SUFFIXES, check_output, file_suffix
+from kdit.media.formats import IMAGE_SUFFIXES, NO_OPTIONS, check_output, file_suffix
 from kdit.media.image_writer import write_image
 from kdit.media.levels import to_uint8
-from kdit.media.video_writer import check_video_options, write_video
+from kdit.media.video_writer import write_video
 from kdit.nodes.core.factory import IONodeFactory
 from kdit.nodes.core.metadata import read_metadata
 from kdit.nodes.core.node import IONode
@@ -25,15 +26,13 @@ from kdit.nodes.core.pin_hub import PinHub
 @dataclass(frozen=True)
 class SaveVideoSettings:
     """``paths``: one file per video, whose suffix chooses the format; ``fps``: a number or a ratio such as
-    "24000/1001"; ``text``: the texts of each file, or nothing; ``crf``: of MP4, 0 to 51;
-    ``quality``: of WebP, 1 to 100.
+    "24000/1001"; ``text``: the texts of each file, or nothing; ``options``: how they are encoded.
     """
 
     paths: Sequence[str]
     fps: str | int | float | Fraction
     text: Sequence[Mapping[str, str]] = ()
-    crf: int | None = None
-    quality: int | None = None
+    options: FileOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
         if self.text and len(self.text) != len(self.paths):
@@ -61,11 +60,11 @@ class SaveVideoNode(IONode):
         fps = frame_rate(settings.fps)
         for video, path in zip(videos, settings.paths, strict=True):
             num_frames, height, width = video.shape[:3]
-            check_output(path, "video", size=(width, height), num_frames=num_frames, fps=fps)
-            check_video_options(path, crf=settings.crf, quality=settings.quality)
+            size, options = (width, height), settings.options
+            check_output(path, "video", size=size, num_frames=num_frames, fps=fps, options=options)
         texts = settings.text or [{}] * len(videos)
         for video, path, text in zip(videos, settings.paths, texts, strict=True):
             if len(video) == 1 and file_suffix(path) in IMAGE_SUFFIXES:
-                write_image(video[0], path, text, quality=settings.quality)
+                write_image(video[0], path, text, options=settings.options)
             else:
-                write_video(video, path, fps, text, crf=settings.crf, quality=settings.quality)
+                write_video(video, path, fps, text, options=settings.options)

@@ -76,7 +76,7 @@ class FluxKontextExtraInputs(FluxTextInputs):
 
     def __post_init__(self) -> None:
         if not is_whole(self.max_area, low=1):
-            raise InputError(f"max_area must be a number of pixels, got {self.max_area!r}")
+            raise InputError(f"`extra_inputs.max_area` must be a number of pixels, got {self.max_area!r}")
 
     def of_prompts(self, num_samples: int) -> tuple[tuple[str, ...], ...]:
         """The references of each prompt. Raises InputError."""
@@ -89,8 +89,8 @@ class FluxKontextExtraInputs(FluxTextInputs):
         own = tuple(tuple(paths) for paths in given if not isinstance(paths, str))
         if shared or len(own) != num_samples:
             raise InputError(
-                f"image_paths must be files for every prompt, or one list of files for each of {num_samples} prompts; "
-                f"got {len(shared)} files and {len(own)} lists"
+                "`extra_inputs.image_paths` must be files for every prompt, or one list of files for each of "
+                f"{num_samples} prompts; got {len(shared)} files and {len(own)} lists"
             )
         return own
 
@@ -119,7 +119,7 @@ class FluxContextBuilder(ContextBuilder):
         if not isinstance(extra, self.takes):
             raise InputError(f"this pipeline takes {self.takes.__name__}, got {type(extra).__name__}")
         if extra.negative_prompt_2 is not None and base_inputs.negative_prompts is None:
-            raise InputError("negative_prompt_2 needs classifier-free guidance: set cfg_scale above 1")
+            raise InputError("`extra_inputs.negative_prompt_2` needs classifier-free guidance: set `cfg_scale` above 1")
         self._extra, self._size_multiple = extra, default_settings.size_multiple
         self.take_images(base_inputs)
         self.encoder_calls(base_inputs)  # refuses lists of another length
@@ -136,17 +136,15 @@ class FluxContextBuilder(ContextBuilder):
     def note_paths(self, key: TensorKey, given: Paths, name: str, inputs: PipelineGenerateInputs) -> None:
         """Files of the READ_IMAGE node for ``key``: one for all samples, or one for each. Raises InputError."""
         if given is None:
-            option, what = name.removesuffix("_path"), {"image_path": "an image", "mask_path": "a mask"}
-            raise InputError(
-                f"this pipeline needs {what.get(name, 'a control image')}: give {self.takes.__name__}({name}=...), "
-                f"on the command line --{option}"
-            )
-        paths = per_sample(given, inputs.num_samples, name)
+            what = {"image_path": "an image", "mask_path": "a mask"}.get(name, "a control image")
+            raise InputError(f"this pipeline needs {what}: give `{self.takes.__name__}.{name}`")
+        paths = per_sample(given, inputs.num_samples, f"extra_inputs.{name}")
         self._paths[key] = paths[:1] if isinstance(given, str) else paths
 
-    def _refuse_fed(self, key: TensorKey, name: str) -> None:
+    def _refuse_fed(self, key: TensorKey, *fields: str) -> None:
         if self._is_fed(key):
-            raise InputError(f"{key.name} is fed, so {name} would not be read; give one of them")
+            names = " or ".join(f"`extra_inputs.{name}`" for name in fields)
+            raise InputError(f"{key.name} is fed, so {names} would not be read; give one of them")
 
     def image_paths(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> list[str]:
         """See ContextBuilder."""
@@ -176,10 +174,10 @@ class FluxContextBuilder(ContextBuilder):
         """T5 hidden states, then CLIP's pooled state."""
         max_length, on_overflow = inputs.sample_config.max_sequence_length, inputs.sample_config.on_long_prompt
         assert max_length is not None
-        t5_texts = other_texts(self._extra.prompt_2, inputs.prompts, "prompt_2")
+        t5_texts = other_texts(self._extra.prompt_2, inputs.prompts, "extra_inputs.prompt_2")
         t5_negative = inputs.negative_prompts
         if t5_negative is not None:
-            t5_negative = other_texts(self._extra.negative_prompt_2, t5_negative, "negative_prompt_2")
+            t5_negative = other_texts(self._extra.negative_prompt_2, t5_negative, "extra_inputs.negative_prompt_2")
         return (
             EncoderCall(
                 model=ModelKey.T5TextEncoder,
@@ -210,7 +208,7 @@ class FluxFillContextBuilder(FluxContextBuilder):
         extra, begins = self._extra, self._begins_at_image(inputs) and not self._is_fed(TensorKey.BASE_LATENT)
         if self._is_fed(TensorKey.AUX_LATENT) and not extra.composite and not begins:
             if extra.files():
-                self._refuse_fed(TensorKey.AUX_LATENT, "image_path or mask_path")
+                self._refuse_fed(TensorKey.AUX_LATENT, "image_path", "mask_path")
             return
         self.note_paths(TensorKey.IMAGE, extra.image_path, "image_path", inputs)
         if extra.mask_path is not None:
@@ -218,7 +216,7 @@ class FluxFillContextBuilder(FluxContextBuilder):
         if not self._is_fed(TensorKey.MASK):
             self.note_paths(TensorKey.MASK, extra.mask_path, "mask_path", inputs)
         if self._is_fed(TensorKey.POSTERIOR_NOISE) and begins:
-            raise InputError("POSTERIOR_NOISE is fed, but with a strength below 1 two posteriors are sampled")
+            raise InputError("POSTERIOR_NOISE is fed, but with a `strength` below 1 two posteriors are sampled")
 
     def check_condition(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> bool:
         """At strength 1 nothing of the image is left in the noise."""

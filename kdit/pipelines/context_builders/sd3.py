@@ -68,17 +68,21 @@ class SD3ContextBuilder(ContextBuilder):
         if base_inputs.negative_prompts is None:
             for name in ("negative_prompt_2", "negative_prompt_3", "skip_layers"):
                 if name in given:
-                    raise InputError(f"{name} needs classifier-free guidance: set cfg_scale above 1")
+                    raise InputError(f"`extra_inputs.{name}` needs classifier-free guidance: set `cfg_scale` above 1")
         if not self._has_t5:
             for name in ("prompt_3", "negative_prompt_3"):
                 if name in given:
-                    raise InputError(f"{name} is for T5, and this checkpoint has none (no text_encoder_3)")
+                    raise InputError(
+                        f"`extra_inputs.{name}` is for T5, and this checkpoint has none (no text_encoder_3)"
+                    )
         self._check_skip_layers(given)
         self.encoder_calls(base_inputs)  # refuses lists of another length
         if extra.image_path is not None:
-            per_sample(extra.image_path, base_inputs.num_samples, "image_path")
+            per_sample(extra.image_path, base_inputs.num_samples, "extra_inputs.image_path")
             if self._is_fed(TensorKey.BASE_LATENT):
-                raise InputError("image_path and fed BASE_LATENT are both the image to change; give one of them")
+                raise InputError(
+                    "`extra_inputs.image_path` and fed BASE_LATENT are both the image to change; give one of them"
+                )
         elif self._is_fed(TensorKey.POSTERIOR_NOISE):
             raise InputError("POSTERIOR_NOISE is fed, but there is no image whose posterior would be sampled with it")
 
@@ -88,8 +92,8 @@ class SD3ContextBuilder(ContextBuilder):
         negatives = inputs.negative_prompts
         second, third = (
             (
-                other_texts(text, inputs.prompts, f"prompt_{n}"),
-                None if negatives is None else other_texts(negative, negatives, f"negative_prompt_{n}"),
+                other_texts(text, inputs.prompts, f"extra_inputs.prompt_{n}"),
+                None if negatives is None else other_texts(negative, negatives, f"extra_inputs.negative_prompt_{n}"),
             )
             for n, text, negative in (
                 (2, extra.prompt_2, extra.negative_prompt_2),
@@ -143,8 +147,8 @@ class SD3ContextBuilder(ContextBuilder):
         if skip is None or any(skip.is_active(i, run) for i in range(run)):
             return ()
         return (
-            f"skip_layers has no effect: none of the {run} steps, counted from 0, lies between parts {skip.start:g} "
-            f"and {skip.stop:g} of them",
+            f"`extra_inputs.skip_layers` has no effect: none of the {run} steps, counted from 0, lies between parts "
+            f"{skip.start:g} and {skip.stop:g} of them",
         )
 
     def noise_draws(self, inputs: PipelineGenerateInputs) -> tuple[str, ...]:
@@ -176,17 +180,18 @@ class SD3ContextBuilder(ContextBuilder):
         if not extra.skip_layers:
             for name in ("skip_layer_scale", "skip_layer_start", "skip_layer_stop"):
                 if name in given:
-                    raise InputError(f"{name} has no effect without skip_layers")
+                    raise InputError(f"`extra_inputs.{name}` has no effect without `extra_inputs.skip_layers`")
             return
         count = SD3Params.from_config(self.checkpoint.component("transformer").config).num_layers
         layers: object = extra.skip_layers
         if not isinstance(layers, tuple) or not all(is_whole(n, low=0, high=count - 1) for n in layers):
-            raise InputError(f"skip_layers must be whole numbers from 0 to {count - 1}, got {layers!r}")
+            raise InputError(f"`extra_inputs.skip_layers` must be whole numbers from 0 to {count - 1}, got {layers!r}")
         if not is_scale(extra.skip_layer_scale):
-            raise InputError(f"skip_layer_scale must be a finite number of at least 0, got {extra.skip_layer_scale!r}")
+            scale = extra.skip_layer_scale
+            raise InputError(f"`extra_inputs.skip_layer_scale` must be a finite number of at least 0, got {scale!r}")
         start, stop = extra.skip_layer_start, extra.skip_layer_stop
         if not (is_scale(start) and is_scale(stop) and start < stop <= 1):
             raise InputError(
-                f"skip_layer_start and skip_layer_stop must be parts of the steps, 0 <= start < stop <= 1, "
-                f"got {start!r} and {stop!r}"
+                "`extra_inputs.skip_layer_start` and `extra_inputs.skip_layer_stop` must be parts of the steps, "
+                f"0 <= start < stop <= 1, got {start!r} and {stop!r}"
             )

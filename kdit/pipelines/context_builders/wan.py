@@ -57,9 +57,9 @@ class WanContextBuilder(ContextBuilder):
         assert frames is not None
         most = ((self.params.max_grid * patch) - 1) * vae.temporal_factor + 1
         if frames > most:
-            raise InputError(f"frame_num is {frames}: this model makes at most {most} frames")
+            raise InputError(f"`frame_num` is {frames}: this model makes at most {most} frames")
         if latent_frames(frames, vae.temporal_factor) % patch:
-            raise InputError(f"frame_num is {frames}: its latent frames must be a multiple of {patch} for this model")
+            raise InputError(f"`frame_num` is {frames}: its latent frames must be a multiple of {patch} for this model")
 
     def encoder_calls(self, inputs: PipelineGenerateInputs) -> tuple[EncoderCall, ...]:
         """UMT5's states; those of padding are zero."""
@@ -122,7 +122,7 @@ class WanI2VContextBuilder(WanContextBuilder):
         extra, num_samples = self._extra, base_inputs.num_samples
         for name, given in (("start_img_path", extra.start_img_path), ("end_img_path", extra.end_img_path)):
             if given is not None:
-                per_sample(given, num_samples, name)
+                per_sample(given, num_samples, f"extra_inputs.{name}")
         if extra.end_img_path is not None:
             self._check_end(base_inputs)
         self._check_start()
@@ -131,28 +131,34 @@ class WanI2VContextBuilder(WanContextBuilder):
         given = self._extra.start_img_path is not None
         frames_fed, tokens_fed = self._is_fed(TensorKey.BASE_LATENT), self._is_fed(TensorKey.AUX_LATENT)
         if given and frames_fed and (tokens_fed or not self._has_image_encoder):
-            raise InputError("start_img_path has no effect where BASE_LATENT is fed; give one of them")
+            raise InputError("`extra_inputs.start_img_path` has no effect where BASE_LATENT is fed; give one of them")
         if given and not tokens_fed and self._needs_end and self._extra.end_img_path is None:
-            raise InputError("this model makes a video between two images: give end_img_path too")
+            raise InputError("this model makes a video between two images: give `extra_inputs.end_img_path` too")
         if given or self._first_frame_alone:
             return
         if not frames_fed:
-            raise InputError("this model makes a video from an image: give start_img_path, or feed BASE_LATENT")
+            raise InputError(
+                "this model makes a video from an image: give `extra_inputs.start_img_path`, or feed BASE_LATENT"
+            )
         if self._has_image_encoder and not tokens_fed:
-            raise InputError("BASE_LATENT is fed, but this model also reads the image: give start_img_path")
+            raise InputError(
+                "BASE_LATENT is fed, but this model also reads the image: give `extra_inputs.start_img_path`"
+            )
 
     def _check_end(self, inputs: PipelineGenerateInputs) -> None:
         if self._first_frame_alone:
-            raise InputError("end_img_path: this model takes a start image alone")
+            raise InputError("`extra_inputs.end_img_path`: this model takes a start image alone")
         if self._extra.start_img_path is None:
-            raise InputError("end_img_path needs start_img_path")
+            raise InputError("`extra_inputs.end_img_path` needs `extra_inputs.start_img_path`")
         if self._has_image_encoder and not self._needs_end:
-            raise InputError("end_img_path: this model was made for a start image alone")
+            raise InputError("`extra_inputs.end_img_path`: this model was made for a start image alone")
         made, kept = inputs.runtime_config.frame_num, inputs.output_frames
         if made == 1:
-            raise InputError("end_img_path: a video of one frame cannot begin and end with two images")
+            raise InputError("`extra_inputs.end_img_path`: a video of one frame cannot begin and end with two images")
         if made != kept:
-            raise InputError(f"end_img_path: of {made} frames that are made {kept} are kept, so the end would be lost")
+            raise InputError(
+                f"`extra_inputs.end_img_path`: of {made} frames that are made {kept} are kept, so the end would be lost"
+            )
 
     def image_paths(self, node_def: NodeDef, inputs: PipelineGenerateInputs) -> list[str]:
         """Start or end: by the pin that the node leads to."""

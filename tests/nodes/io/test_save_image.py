@@ -8,6 +8,7 @@ import torch
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
+from kdit.config import FileOptions
 from kdit.engine.engine import Engine
 from kdit.errors import ConfigError, InputError, NonFiniteError, OutputError
 from kdit.keys import IONodeType, TensorKey
@@ -97,7 +98,7 @@ def test_every_path_and_option_is_checked_before_the_first_is_written(tmp_path: 
     for second, options, told in (
         (tmp_path / "missing" / "b.png", {}, "does not exist"),
         (tmp_path / "b.mp4", {}, "must end in"),
-        (tmp_path / "b.jpg", {"quality": 50}, r"quality is for \.jpg"),
+        (tmp_path / "b.jpg", {"options": FileOptions(quality=50)}, r"`quality` is for \.jpg"),
     ):
         with pytest.raises(OutputError, match=told):
             save_node(torch.zeros(2, 2, 2, 3), paths=[first, str(second)], **options)
@@ -108,6 +109,6 @@ def test_quality_reaches_the_file(tmp_path: Path) -> None:
     noise = torch.rand(1, 32, 32, 3, generator=torch.Generator().manual_seed(0))
     sizes = []
     for quality in (95, 10):
-        save_node(noise, paths=[str(tmp_path / "a.jpg")], quality=quality)
+        save_node(noise, paths=[str(tmp_path / "a.jpg")], options=FileOptions(quality=quality))
         sizes.append((tmp_path / "a.jpg").stat().st_size)
     assert sizes[0] > 2 * sizes[1]

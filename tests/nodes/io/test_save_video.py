@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from kdit.config import FileOptions
 from kdit.engine.engine import Engine
 from kdit.errors import ConfigError, InputError, NonFiniteError, OutputError
 from kdit.keys import IONodeType, TensorKey
@@ -80,11 +81,10 @@ def test_mistakes_are_told_before_the_first_file(tmp_path: Path) -> None:
     refused: list[tuple[Tensor | list[Tensor], str, dict[str, object], type[Exception], str]] = [
         (video, "missing/b.mp4", {}, OutputError, "does not exist"),
         (video, "b.avi", {}, OutputError, "must end in"),
-        (video, "b.gif", {"crf": 20}, OutputError, "crf is for .mp4"),
-        (video, "b.mp4", {"crf": 99}, OutputError, "crf must be a whole number from 0 to 51"),
+        (video, "b.gif", {"options": FileOptions(crf=20)}, OutputError, "`crf` is for .mp4"),
         (video, "b.gif", {"fps": 60}, OutputError, "at most 50 frames per second"),
-        (video, "b.mp4", {"fps": 0}, ConfigError, "fps must be above 0"),
-        (video, "b.mp4", {"fps": "fast"}, ConfigError, "fps must be a number"),
+        (video, "b.mp4", {"fps": 0}, ConfigError, "`fps` must be above 0"),
+        (video, "b.mp4", {"fps": "fast"}, ConfigError, "`fps` must be a number"),
         (video[:1], "b.mp4", {}, InputError, "1 videos but 2 paths"),
         (video, "a.mp4", {}, InputError, "a path of its own"),
         (video, "b.mp4", {"text": [{}]}, InputError, "2 paths but text for 1 videos"),
@@ -104,6 +104,6 @@ def test_crf_reaches_the_file(tmp_path: Path) -> None:
     noise = torch.rand(1, 2, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     sizes = []
     for crf in (0, 40):
-        save_node(noise, paths=[str(tmp_path / "a.mp4")], crf=crf)
+        save_node(noise, paths=[str(tmp_path / "a.mp4")], options=FileOptions(crf=crf))
         sizes.append((tmp_path / "a.mp4").stat().st_size)
     assert sizes[0] > 2 * sizes[1]
